@@ -1,13 +1,15 @@
 //! Tests the check for real GPUs on simulated ones, and so its scripts.
 
+mod programs;
+mod stored_results;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use support::{artifacts, python, repository};
-use tempfile::TempDir;
+use support::{artifacts, repository};
 
 const PLANS: [&str; 3] = ["first", "figures", "again"];
 
@@ -111,24 +113,6 @@ pub(crate) fn results(out: &Path) -> Value {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-fn keep_results(arguments: &[&Path]) -> Output {
-    Command::new(repository().join("scripts/gpu-results.py"))
-        .args(PLANS.map(|plan| check().1.join(plan).with_extension("json")))
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
-/// Returns a tree with the two files that are made anew from results.
-fn tree() -> TempDir {
-    let root = tempfile::tempdir().unwrap();
-    fs::create_dir_all(root.path().join("tests/bench")).unwrap();
-    for file in ["README.md", "tests/bench/README.md"] {
-        fs::copy(repository().join(file), root.path().join(file)).unwrap();
-    }
-    root
-}
-
 pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found: Vec<_> = fs::read_dir(directory)
         .map(|entries| entries.map(|entry| entry.unwrap().path()).collect())
@@ -145,28 +129,6 @@ fn every_plan_passes_on_the_simulated_driver() {
     let mut expected = expected.concat();
     expected.sort();
     assert_eq!(files(out), expected);
-}
-
-#[test]
-fn simulated_results_are_not_kept_as_real_ones() {
-    let kept = repository().join("tests/gpu/results");
-    let before = files(&kept);
-    let output = keep_results(&[]);
-    assert!(!output.status.success());
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("not a run on a real GPU"), "{said}");
-    assert_eq!(files(&kept), before);
-}
-
-#[test]
-fn readme_claims_measurements_only_if_they_exist() {
-    let readme = fs::read_to_string(repository().join("README.md")).unwrap();
-    let measured = files(&repository().join("tests/gpu/results"))
-        .iter()
-        .any(|path| path.extension().is_some_and(|ending| ending == "json"));
-    assert_ne!(readme.contains("Not yet measured on a real GPU"), measured);
-    let figures = fs::read_to_string(repository().join("tests/bench/README.md")).unwrap();
-    assert_ne!(figures.contains("\nNone yet.\n"), measured);
 }
 
 #[test]
@@ -291,114 +253,6 @@ fn prices_of_calls_are_in_the_answers() {
     assert!(took.as_f64() >= Some(2000.0), "{vmm}");
 }
 
-/// Tests the product where the driver refuses what it prefers: it has other ways.
-#[test]
-fn governed_programs_work_with_each_refusal_of_the_driver() {
-    for variables in [
-        [("SIMGPU_QUIRKS", "record-primary"), ("SIMGPU_PRICES", "")],
-        [("SIMGPU_QUIRKS", "no-memory-operations"), ("SIMGPU_PRICES", "")],
-        [
-            ("SIMGPU_QUIRKS", "record-primary,no-memory-operations,nvml-zero"),
-            (
-                "SIMGPU_PRICES",
-                "first-launch-usec=20000,first-launch-bytes=2M,stall-usec=2000",
-            ),
-        ],
-    ] {
-        let entry = part_on(&variables, "load_governed");
-        assert_eq!(entry["state"], "PASS", "{variables:?}: {entry}");
-        assert_eq!(entry["reason"], "counted, capped, frozen and thawed");
-    }
-}
-
-#[test]
-fn results_become_a_file_a_table_and_a_status() {
-    let (said, _) = check();
-    let root = tree();
-    let output = keep_results(&[
-        "--commit".as_ref(),
-        "abc".as_ref(),
-        "--root".as_ref(),
-        root.path(),
-    ]);
-    assert!(output.status.success(), "{output:?}");
-    let kept = files(&root.path().join("tests/gpu/results"));
-    assert_eq!(kept.len(), 1, "{kept:?}");
-    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
-    assert_eq!(run["machine"]["commit"], "abc");
-    assert!(run["parts"]["vmm"]["facts"]["usec"]["device"]["2"]["create"]["median"].is_number());
-    let table = fs::read_to_string(root.path().join("tests/bench/README.md")).unwrap();
-    for (part, entry) in run["parts"].as_object().unwrap() {
-        let [state, reason] = ["state", "reason"].map(|key| entry[key].as_str().unwrap());
-        let state = match (state, entry["probe"].as_bool().unwrap()) {
-            ("PASS", true) => "answered",
-            ("SKIP", true) => "not possible",
-            (other, _) => other,
-        };
-        let row = format!("| {part} | {state} | {} |", reason.replace('|', "/"));
-        assert!(table.contains(&row), "{row}\n{table}");
-        assert!(said.contains(&format!("{part}: {reason}")), "{part}: {said}");
-    }
-    let readme = fs::read_to_string(root.path().join("README.md")).unwrap();
-    assert!(!readme.contains("Not yet measured"), "{readme}");
-    let status = format!(
-        "Measured on a real GPU: simulated, driver none, {}: of {} parts",
-        run["machine"]["date"].as_str().unwrap(),
-        run["parts"].as_object().unwrap().len()
-    );
-    assert!(readme.contains(&status), "{status}\n{readme}");
-}
-
-#[test]
-fn runs_on_one_machine_are_merged() {
-    let (root, scratch) = (tree(), tempfile::tempdir().unwrap());
-    let mut machine = stored("first")["machine"].take();
-    let keep = |name: &str, machine: &Value, parts: &Value| {
-        let later = scratch.path().join(name);
-        let run = serde_json::json!({"machine": machine, "parts": parts});
-        fs::write(&later, run.to_string()).unwrap();
-        keep_results(&[
-            &later,
-            "--commit".as_ref(),
-            "abc".as_ref(),
-            "--root".as_ref(),
-            root.path(),
-        ])
-    };
-    let entry = |state: &str| serde_json::json!({"state": state, "reason": "anew", "probe": false, "facts": {}, "seconds": 1});
-    let parts = serde_json::json!({"driver": entry("SKIP"), "torch_graph": entry("PASS")});
-    let output = keep("part.json", &machine, &parts);
-    assert!(output.status.success(), "{output:?}");
-    let kept = files(&root.path().join("tests/gpu/results"));
-    let run: Value = serde_json::from_slice(&fs::read(&kept[0]).unwrap()).unwrap();
-    assert_eq!(run["parts"]["torch_graph"]["reason"], "anew");
-    assert_eq!(run["parts"]["driver"]["state"], "PASS");
-    assert_eq!(run["parts"]["vmm"], stored("again")["parts"]["vmm"]);
-    machine["driver"] = "580.1".into();
-    let output = keep("alien.json", &machine, &parts);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("different machines or commits: driver"), "{said}");
-}
-
-#[test]
-fn simulated_run_labelled_real_is_not_kept() {
-    let out = tempfile::tempdir().unwrap();
-    let mut run = stored("first");
-    run["machine"]["simulated"] = false.into();
-    run["machine"]["driver"] = "580.1".into();
-    run["machine"]["commit"] = "abc".into();
-    let labelled = out.path().join("first.json");
-    fs::write(&labelled, run.to_string()).unwrap();
-    let kept = files(&repository().join("tests/gpu/results"));
-    let output = Command::new(repository().join("scripts/gpu-results.py"))
-        .arg(labelled)
-        .output()
-        .unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("not a run on a real GPU"), "{said}");
-    assert_eq!(files(&repository().join("tests/gpu/results")), kept);
-}
-
 #[test]
 fn every_plan_passes_without_fuse_device() {
     let out = tempfile::tempdir().unwrap();
@@ -406,26 +260,6 @@ fn every_plan_passes_without_fuse_device() {
                    mknod -m 666 /dev/zero c 1 5 && mknod -m 666 /dev/urandom c 1 9 && exec \"$@\"";
     let said = rehearse(&["unshare", "--mount", "sh", "-c", without, "sh"], out.path());
     assert!(said.contains("control files by socket"), "{said}");
-}
-
-#[test]
-fn failure_of_a_simplest_program_is_traced() {
-    let out = tempfile::tempdir().unwrap();
-    let output = script(&["--sim", "--plan", "first"])
-        .arg(out.path())
-        .env("SIMGPU_FAULTS", "cuStreamCreate*=999")
-        .output()
-        .unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    let run: Value = serde_json::from_slice(&fs::read(out.path().join("first.json")).unwrap()).unwrap();
-    assert_eq!(run["parts"]["load_governed"]["state"], "FAIL", "{said}");
-    assert_eq!(run["parts"]["traced"]["state"], "PASS", "{said}");
-    assert!(run["parts"]["traced"]["facts"]["trace"][0].is_string(), "{said}");
-    for part in ["transcript", "swap", "ledger"] {
-        assert!(run["parts"][part].is_null(), "{part}: {said}");
-    }
-    assert!(run["parts"]["background"].is_object(), "{said}");
 }
 
 #[test]
@@ -455,72 +289,6 @@ fn parts_run_alone_and_are_skipped_without_time() {
 }
 
 #[test]
-fn framework_that_fails_ungoverned_is_skipped() {
-    let (out, modules) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    fs::write(modules.path().join("numpy.py"), "").unwrap();
-    fs::write(
-        modules.path().join("numba.py"),
-        "raise RuntimeError('out of tune')\n",
-    )
-    .unwrap();
-    let output = script(&["--sim", "--parts", "frameworks,interception_numba"])
-        .arg(out.path())
-        .env("PYTHONPATH", modules.path())
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let found = results(out.path());
-    for part in ["frameworks", "interception_numba"] {
-        assert_eq!(found[part]["state"], "SKIP", "{found}");
-        let reason = found[part]["reason"].as_str().unwrap();
-        let why = "no numba job runs here, even without the hook: RuntimeError: out of tune";
-        assert_eq!(reason, why);
-    }
-}
-
-#[test]
-fn framework_that_works_ungoverned_is_governed() {
-    let out = tempfile::tempdir().unwrap();
-    let python = python();
-    let path = std::env::var("PATH").unwrap();
-    let path = format!("{}:{path}", python.parent().unwrap().display());
-    let output = script(&["--sim", "--parts", "frameworks,interception_numba"])
-        .arg(out.path())
-        .env("PATH", path)
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let found = results(out.path());
-    assert_eq!(found["frameworks"]["state"], "PASS", "{found}");
-    assert!(found["frameworks"]["facts"]["versions"]["numba"].is_string());
-    assert_eq!(found["interception_numba"]["state"], "PASS", "{found}");
-    assert_eq!(found["interception_numba"]["facts"]["beyond_ledger"], 0);
-}
-
-#[test]
-fn new_nvml_entry_identifies_process_in_pid_namespace() {
-    let out = tempfile::tempdir().unwrap();
-    let output = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc"])
-        .arg(repository().join("scripts/gpu-check.sh"))
-        .args(["--sim", "--parts", "interception_ctypes,ledger"])
-        .arg(out.path())
-        .env("DIST", artifacts().dist())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
-    let machine: Value = serde_json::from_slice(&fs::read(out.path().join("machine.json")).unwrap()).unwrap();
-    assert_eq!(machine["first_pid_namespace"], false);
-    let found = results(out.path());
-    assert!(
-        found["interception_ctypes"]["facts"]["nvml"].is_number(),
-        "{found}"
-    );
-    assert_eq!(found["ledger"]["facts"]["by"], "process");
-}
-
-#[test]
 fn check_without_a_gpu_fails() {
     if Path::new("/proc/driver/nvidia").exists() {
         eprintln!("skipped: this machine has a GPU");
@@ -537,21 +305,4 @@ fn check_without_a_gpu_fails() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(said.contains("nothing was checked on a GPU: "), "{said}");
-}
-
-#[test]
-fn probes_compute_correct_results() {
-    let state = tempfile::tempdir().unwrap();
-    let output = Command::new("python3")
-        .args(["-B", "-m", "unittest", "discover", "-s"])
-        .arg(repository().join("tests/gpu/test"))
-        .env("LD_LIBRARY_PATH", artifacts().simgpu())
-        .env("SIMGPU_DIR", state.path())
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
