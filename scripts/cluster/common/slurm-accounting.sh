@@ -21,6 +21,8 @@ CONF
 # database's socket, so the database needs no users and no passwords.
 start_accounting() {
     mkdir /run/mysqld "$WORK/database"
+    # The path where newer libraries look.
+    ln -s mysqld /run/mariadbd
     chmod 700 /run/mysqld
     chown munge:munge /run/mysqld "$WORK/database"
     in_background "$WORK/mariadbd.log" setpriv --reuid munge --regid munge --clear-groups mariadbd --no-defaults \
@@ -42,5 +44,8 @@ LogFile=$WORK/slurmdbd.log
 PidFile=$WORK/slurmdbd.pid
 CONF
     in_background "$WORK/slurmdbd.out" slurmdbd -D
-    until_true timeout 10 sacctmgr -n show cluster
+    until_true timeout 10 sacctmgr -n show cluster || {
+        tail -n 20 "$WORK/mariadbd.log" "$WORK/slurmdbd.out" "$WORK/slurmdbd.log" >&2
+        return 1
+    }
 }
