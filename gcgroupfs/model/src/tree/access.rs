@@ -1,14 +1,10 @@
 //! Owners and modes of directories and control files.
 
-mod given;
-
 use super::{
     Access, Caller, Change, DIRECTORY_MODE, Directory, Entity, Item, Notice, Owner, Scope, Settings, State,
     Tree,
 };
 use crate::error::{Error, Result};
-
-pub use given::GivenAccess;
 
 impl Tree {
     /// Returns the owner and mode of a directory or file.

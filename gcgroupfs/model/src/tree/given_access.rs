@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::{Access, Item};
+use super::{Access, Item};
 
 /// Owners and modes given to the files and directories of one entity. They do not count for another entity: a
 /// process has a new directory after an exec(2).
@@ -30,11 +30,11 @@ struct Given {
 }
 
 impl GivenAccess {
-    pub(in super::super) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    pub(in super::super) fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.items.clear();
         self.entity = 0;
     }
