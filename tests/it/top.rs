@@ -431,7 +431,10 @@ fn batch_prints_text_for_scripts() {
         .lines()
         .find(|line| line.trim_start().starts_with("PID"))
         .expect("titles");
-    assert!(head.contains(" USER ") && head.ends_with(" NAME"), "{once}");
+    assert!(
+        head.contains(" USER ") && head.contains(" SHARE ") && head.ends_with(" NAME"),
+        "{once}"
+    );
     let row = once
         .lines()
         .find(|line| line.trim_start().starts_with(&pid))

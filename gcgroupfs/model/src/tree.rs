@@ -52,6 +52,7 @@ mod moves;
 mod notice;
 mod origin;
 mod peaks;
+mod places;
 mod pressure;
 mod process;
 mod protection;

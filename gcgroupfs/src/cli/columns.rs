@@ -277,6 +277,16 @@ const COLUMNS: &[Column] = &[
         Value::Number(row.usage().compute.priority)
     })
     .top("PRI", 3, Ascending),
+    number(
+        "share",
+        "part of the GPU while all that have lately had work want it, percent",
+        |row| match row.what() {
+            What::Process(_) => Value::Number(row.usage().stat("share_percent")),
+            What::Group(_) => Value::Absent,
+        },
+    )
+    .top("SHARE", 5, Descending)
+    .wide(),
     number("quota", "GPU time per period, microseconds", |row| {
         let quota = row.usage().compute.max.quota_usec;
         quota.map_or(Value::Max, Value::Number)

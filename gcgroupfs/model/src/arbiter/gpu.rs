@@ -7,11 +7,16 @@ use std::collections::BTreeMap;
 use gcgroup_abi::Gate;
 
 use super::Settings;
+use super::contest::{Divided, Groups, Standing};
 use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::memory_turns::{Holder, Look, MemoryTurn, MemoryTurns};
+use super::parts::{in_order, is_near, parts, percent};
+use super::place::Place;
 use super::plan::{Order, Plan, Quotas, Tick, Used};
-use super::policy::{Decision, Time, Turns, View};
+use super::policy::{Time, Weigh};
+use super::rank::{below, ranks};
+use super::turns::{Contest, Decision, Turns, View};
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
 const DIVISION: u64 = 2_000_000;
@@ -27,11 +32,11 @@ pub(super) struct Gpu<Id> {
     /// Processes that were seen before the last observation, and not in it.
     gone: Vec<Id>,
     turns: Turns,
+    /// Number of classes that had work at the last decision.
+    nr_classes: usize,
     /// Time of the last measurement.
     last: Time,
-    /// Highest minimum of the virtual times of processes with demand so far: a process that starts is placed
-    /// at least here.
-    floor: u128,
+    groups: Groups,
     memory: MemoryTurns<Id>,
 }
 
@@ -41,8 +46,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
             members: Vec::new(),
             gone: Vec::new(),
             turns: Turns::default(),
+            nr_classes: 0,
             last: 0,
-            floor: 0,
+            groups: Groups::default(),
             memory: MemoryTurns::new(),
         }
     }
@@ -96,24 +102,25 @@ impl<Id: Copy + Ord> Gpu<Id> {
         std::mem::take(&mut self.gone)
     }
 
-    /// Records what processes have used out of their turn as a debt of all processes of their priority.
+    /// Records what processes have used out of their turn as a debt of all processes of their class.
     fn lend(&mut self, now: Time, last: Time, had: &[u64], settings: &Settings) {
-        let mut used: BTreeMap<u32, u64> = BTreeMap::new();
-        let each = self.members.iter().zip(had);
-        for ((_, member), nsec) in each.filter(|((_, member), nsec)| member.is_out_of_turn && **nsec > 0) {
-            let sum = used.entry(member.priority).or_default();
+        // A process without a class stands for itself.
+        let class = |(at, member): (usize, &Member)| member.class.ok_or(at);
+        let mut used: BTreeMap<Result<usize, usize>, u64> = BTreeMap::new();
+        let each = self.members().enumerate().zip(had);
+        for (one, nsec) in each.filter(|((_, member), nsec)| member.is_out_of_turn && **nsec > 0) {
+            let sum = used.entry(class(one)).or_default();
             *sum = sum.saturating_add(*nsec);
         }
         if used.is_empty() {
             return;
         }
-        for (_, member) in self
-            .members
-            .iter_mut()
-            .filter(|(_, member)| member.is_out_of_turn)
-        {
-            if let Some(nsec) = used.get(&member.priority) {
-                member.debt.add(now, last, settings.repayment(*nsec));
+        let members = self.members.iter_mut().enumerate();
+        for (at, (_, member)) in members.filter(|(_, (_, member))| member.is_out_of_turn) {
+            if let Some(nsec) = used.get(&class((at, member))) {
+                member
+                    .debt
+                    .add(now, last, settings.repayment(*nsec, self.nr_classes));
             }
         }
     }
@@ -122,21 +129,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
     /// while others waited. Counts for turns only, not for quotas. Returns the part of each in the `unused`
     /// nanoseconds: these include the time until the end of work was seen.
     fn charge_idle(&mut self, idle: u64, unused: u64) -> Vec<u64> {
-        let wants = |member: &Member| member.has_demand && !member.is_parked;
-        let runs = self.members().filter(|member| wants(member) && !member.is_held);
-        let first = runs.map(|member| member.priority).min();
-        let turn = self.turns.regular.map(|turn| turn.priority).or(first);
-        let turn = turn.filter(|_| unused > 0 && self.members().any(Member::waits));
-        let has_turn = |member: &Member| wants(member) && Some(member.priority) == turn;
+        if unused == 0 || !self.members().any(Member::waits) {
+            return vec![0; self.members.len()];
+        }
+        let has_turn = |member: &Member| member.has_turn && member.competes();
         let sharers = self.members().filter(|member| has_turn(member)).count().max(1) as u64;
-        let takes_turns = self.turns.regular.is_some();
         let charge = |(_, member): &mut (Id, Member)| {
             if !has_turn(member) {
                 return 0;
             }
-            if takes_turns {
-                member.owe(idle / sharers);
-            }
+            member.owe(idle / sharers);
             unused / sharers
         };
         self.members.iter_mut().map(charge).collect()
@@ -153,15 +155,14 @@ impl<Id: Copy + Ord> Gpu<Id> {
         } = *tick;
         self.judge(now, seen, quotas, settings);
         let memory_turn = self.take_memory_turns(tick, settings);
-        let runnable = || seen.iter().filter(|one| !one.is_frozen).map(|one| one.priority);
-        let (most, least) = (runnable().min(), runnable().max());
-        let decision = if most == least {
-            Decision::open(seen.len())
-        } else {
-            let views: Vec<View> = self.members().map(view).collect();
-            (policy.tick)(now, &views, self.turns, settings)
+        let places: Vec<Place> = seen.iter().map(|one| one.place).collect();
+        let gap = |at: usize| {
+            let (_, member) = &self.members[at];
+            member.gap_until().filter(|_| !member.is_parked)
         };
-        self.turns = decision.turns;
+        let (ranks, is_uneven) = ranks(&places, |at| !seen[at].is_frozen, gap);
+        self.crowd(tick, &places, is_uneven);
+        let decision = self.take_turns(now, &places, policy.weigh, settings);
 
         // What a process measures by itself need not be demanded of all.
         let is_asked = |one: &Seen<Id>| one.is_watched && !(settings.measures != 0 && one.is_measuring);
@@ -170,51 +171,47 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let ends_soon =
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let nr_busy = seen.iter().filter(|one| one.is_busy).count();
-        let gaps: Vec<(u32, Time)> = self
-            .members()
-            .filter(|member| !member.is_parked)
-            .filter_map(|member| Some((member.priority, member.gap_until()?)))
-            .collect();
+        let running: Vec<bool> = self.members().map(|member| member.has_turn).collect();
+        let below = below(&places, &running);
         let mut orders = Vec::with_capacity(seen.len());
-        let each = self.members.iter_mut().zip(seen).zip(quotas).zip(&decision.holds);
-        for ((((_, member), one), quotas), by_policy) in each {
+        let each = self
+            .members
+            .iter_mut()
+            .zip(seen)
+            .zip(quotas)
+            .zip(&ranks)
+            .zip(below);
+        for (((((_, member), one), quotas), rank), is_below_turn) in each {
             let over = quotas.over_until.is_some();
             let memory = self.memory.share(one.id);
-            let holds = ((*by_policy || memory.is_parked) && !one.is_frozen) || over;
+            let by_policy = !(member.has_turn || member.has_extra) && (member.competes() || is_below_turn);
+            let holds = ((by_policy || memory.is_parked) && !one.is_frozen) || over;
             let has_memory_turn = memory.turn != MemoryTurn::None;
+            let is_narrow = rank.is_below || member.is_crowded;
+            let is_unknown = is_uneven && !(settings.measures != 0 && one.is_measuring);
             let gate = if holds {
                 Gate::Throttled
-            } else if quotas.has_any
-                || has_memory_turn
-                || decision.takes_turns
-                || most.is_some_and(|most| most < one.priority)
-            {
+            } else if quotas.has_any || has_memory_turn || decision.takes_turns || is_narrow {
                 Gate::Arbitrate
-            } else if is_measured
-                || memory.resident_limit != 0
-                || least.is_some_and(|least| least > one.priority)
-            {
+            } else if is_measured || memory.resident_limit != 0 || rank.is_above || is_unknown {
                 Gate::Track
             } else {
                 Gate::Run
             };
-            let is_extra = decision
-                .turns
-                .extra
-                .is_some_and(|turn| turn.priority == one.priority);
             member.hold(now, one, holds);
-            member.take_turn(*by_policy || is_extra || memory.is_parked);
+            let is_out = by_policy && !member.is_of_turn;
+            member.take_turn(is_out || member.has_extra || memory.is_parked);
             member.is_tracked = gate != Gate::Run || (settings.measures != 0 && one.is_measuring);
             member.tell(matches!(gate, Gate::Run | Gate::Track));
-            let is_narrow = ends_soon || most.is_some_and(|most| most < one.priority);
             orders.push(Order {
                 gate,
-                window: window(is_narrow, quotas, settings),
+                window: window(ends_soon || is_narrow, quotas, settings),
                 patience: settings.patience + member.debt_length(quotas.over_until, settings),
-                gap_until: gap_until(&gaps, one.priority),
+                gap_until: rank.gap_until.unwrap_or(0),
                 wants_bell: member.is_tracked && !one.is_frozen && !member.has_demand && !over,
                 wants_end: false,
                 memory,
+                share_percent: percent(member.fair),
                 measures: settings.measures != 0,
                 is_shared: nr_busy > usize::from(one.is_busy),
             });
@@ -224,7 +221,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             order.wants_end = waits && member.is_busy && !member.is_held;
         }
         Plan {
-            next: self.next(now, &decision, (is_measured, measures), settings),
+            next: self.next(now, &decision, (is_measured, measures || is_uneven), settings),
             orders,
             memory_turn,
             memory_news: self.memory.take_news(),
@@ -262,7 +259,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                     let is_over = quotas.over_until.is_some() && (one.is_busy || one.nr_waiting > 0);
                     Holder {
                         id: *id,
-                        priority: one.priority,
+                        place: one.place,
                         is_busy: !one.is_frozen && (member.has_demand || is_over),
                         holding: one.memory,
                     }
@@ -272,7 +269,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 now: tick.now,
                 holders: &holders,
                 capacity,
-                orders_by_priority: tick.policy.orders_memory_by_priority,
+                weigh: tick.policy.weigh,
                 settings,
             });
         }
@@ -289,24 +286,78 @@ impl<Id: Copy + Ord> Gpu<Id> {
         place.is_ok_and(|place| self.members[place].1.has_demand)
     }
 
-    /// Determines which processes want the GPU, and raises the virtual time of each that starts to want it to
-    /// that of the busy ones. So a process brings no claim to time that it did not want, and a process that
-    /// had the GPU alone does not pay for that.
+    /// Determines which processes want the GPU.
     fn judge(&mut self, now: Time, seen: &[Seen<Id>], quotas: &[Quotas], settings: &Settings) {
         for (((_, member), one), quotas) in self.members.iter_mut().zip(seen).zip(quotas) {
             member.judge(now, one, quotas.over_until.is_some(), settings);
         }
-        let least = self
-            .members()
-            .filter(|member| member.has_demand)
-            .filter(|member| !member.has_woken && !member.is_parked)
-            .map(|member| member.virtual_time)
-            .min();
-        self.floor = self.floor.max(least.unwrap_or(0));
-        let floor = self.floor;
-        for (_, member) in self.members.iter_mut().filter(|(_, member)| member.has_woken) {
-            member.virtual_time = member.virtual_time.max(floor);
+    }
+
+    /// Decides which class has the turn.
+    fn take_turns(&mut self, now: Time, places: &[Place], weigh: Weigh, settings: &Settings) -> Decision {
+        let order = in_order(places, |at| self.members[at].1.competes());
+        let divided = Divided {
+            parts: parts(places, &order, weigh),
+            order,
+            slack: settings.cycle / 2,
+        };
+        let mut standings: Vec<Standing> = self.members().map(|member| member.standing).collect();
+        self.pay(&mut standings);
+        self.groups.settle(places, &mut standings, &divided);
+        self.pay(&mut standings);
+        let classes = self.groups.classes(places, &divided.order, &standings, settings);
+        let views: Vec<View> = self.members().map(view).collect();
+        let contest = Contest {
+            classes: &classes,
+            views: &views,
+            settings,
+        };
+        let decision = contest.decide(now, self.turns);
+        (self.turns, self.nr_classes) = (decision.turns, classes.len());
+        for ((_, member), standing) in self.members.iter_mut().zip(standings) {
+            member.standing = standing;
+            (member.class, member.has_extra) = (None, false);
+            (member.is_of_turn, member.has_turn) = (false, false);
         }
+        for (at, class) in classes.iter().enumerate() {
+            for leaf in &class.leaves {
+                let member = &mut self.members[*leaf].1;
+                member.class = Some(at);
+                let runs = decision.single.is_none_or(|single| single == *leaf);
+                member.is_of_turn = decision.regular == Some(at);
+                member.has_turn = member.is_of_turn && runs;
+                let runs = decision.extra_single.is_none_or(|single| single == *leaf);
+                member.has_extra = decision.extra == Some(at) && runs;
+            }
+        }
+        decision
+    }
+
+    /// Charges GPU time to the standings that have a part by which to do so.
+    fn pay(&mut self, standings: &mut [Standing]) {
+        let each = self.members.iter_mut().zip(standings);
+        for ((_, member), standing) in each.filter(|(_, standing)| standing.part > 0) {
+            let nsec = std::mem::take(&mut member.unpaid);
+            self.groups.charge(&member.place, standing, nsec);
+        }
+    }
+
+    /// Determines the part of each process if all that have lately had work compete, and whether others then
+    /// have a larger one, so that what it has queued delays them.
+    fn crowd(&mut self, tick: &Tick<'_, Id>, places: &[Place], is_uneven: bool) {
+        let is_recent = |at: usize| self.members[at].1.is_recent(tick.now, &tick.seen[at]);
+        let fair = parts(places, &in_order(places, is_recent), tick.policy.weigh);
+        let most = fair.iter().max().copied().unwrap_or(0);
+        for ((_, member), fair) in self.members.iter_mut().zip(fair) {
+            member.fair = fair;
+            member.is_crowded = is_uneven && fair > 0 && !is_near(fair, most);
+        }
+    }
+
+    /// Returns the part that a process has of the GPU if all processes that have lately had work compete.
+    pub(super) fn part(&self, id: Id) -> u64 {
+        let place = self.members.binary_search_by_key(&id, |(id, _)| *id);
+        place.map_or(0, |place| self.members[place].1.fair)
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
@@ -355,21 +406,13 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
 fn view(member: &Member) -> View {
     View {
-        priority: member.priority,
-        has_demand: member.has_demand && !member.is_parked,
-        has_woken: member.has_woken,
-        virtual_time: member.virtual_time,
+        has_turn: member.has_turn,
+        has_extra: member.has_extra,
+        is_crowded: member.is_crowded,
         held_since: member.held_since,
         owes_until: member.debt.until(),
         awaited_until: member.awaited_until(),
     }
-}
-
-/// Returns when the work of a process is to have ended, because one of higher priority may have some from
-/// then on; 0: none is expected.
-fn gap_until(gaps: &[(u32, Time)], priority: u32) -> Time {
-    let above = gaps.iter().filter(|(of, _)| *of < priority);
-    above.map(|(_, until)| *until).min().unwrap_or(0)
 }
 
 /// Returns the in-flight window of a process. `is_narrow`: a process of higher priority would wait for what

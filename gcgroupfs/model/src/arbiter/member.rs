@@ -4,11 +4,13 @@
 use gcgroup_abi::UNKNOWN_COST;
 
 use super::Settings;
+use super::contest::Standing;
 use super::debt::Debt;
 use super::division::Claim;
 use super::memory_turns::Holding;
 use super::pauses::{Outlook, Pauses};
-use super::policy::{Time, virtual_time};
+use super::place::Place;
+use super::policy::Time;
 use super::settings::LONGEST_DEBT;
 
 /// One reading of a process's blocks. Untrusted: nothing here is used as an index, and every difference is
@@ -16,7 +18,7 @@ use super::settings::LONGEST_DEBT;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen<Id> {
     pub id: Id,
-    pub priority: u32,
+    pub place: Place,
     /// Nanoseconds for which there was work, in all.
     pub busy_nsec: u64,
     /// Whether there is work now.
@@ -38,6 +40,9 @@ pub struct Seen<Id> {
 /// Nanoseconds within which a process whose gate was opened must show work: its threads have to be scheduled
 /// first.
 const RESPONSE: u64 = 5_000_000;
+
+/// Nanoseconds for which a process without work is expected to have some again.
+const RECENT: u64 = 10_000_000_000;
 
 /// Largest backward step of `busy_nsec`, in nanoseconds, that is taken for a correction of the end of work.
 const CORRECTION: u64 = 10_000_000;
@@ -74,9 +79,20 @@ struct Tail {
 /// State of one process on one GPU from tick to tick.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Member {
-    pub priority: u32,
-    /// GPU time used, scaled by its weight; see [`virtual_time`].
-    pub virtual_time: u128,
+    pub place: Place,
+    pub standing: Standing,
+    /// GPU time that its standing is not charged with yet, nanoseconds.
+    pub unpaid: u64,
+    /// Its part if all processes that have lately had work compete; 0 if it has not.
+    pub fair: u64,
+    /// Whether others have a larger one although they are of no higher priority.
+    pub is_crowded: bool,
+    /// Index of its class in the last decision, whether that has the regular turn and the process runs, and
+    /// whether the class has the extra turn.
+    pub class: Option<usize>,
+    pub is_of_turn: bool,
+    pub has_turn: bool,
+    pub has_extra: bool,
     /// Whether it was told at the last decision to publish its work.
     pub is_tracked: bool,
     pub is_held: bool,
@@ -85,13 +101,12 @@ pub(super) struct Member {
     pub is_parked: bool,
     /// Whether the policy has given the turn to others: what it uses meanwhile is a debt.
     pub is_out_of_turn: bool,
-    /// GPU time that all processes of its priority have used out of turn.
+    /// GPU time that all processes of its class have used out of turn.
     pub debt: Debt,
     /// Since when a quota of it is used up.
     over_since: Option<Time>,
     pub has_demand: bool,
-    pub has_woken: bool,
-    /// Since when it is held although it has demand.
+    /// Since when it is held although it has demand, and others have the turn.
     pub held_since: Option<Time>,
     pub is_busy: bool,
     busy_nsec: u64,
@@ -125,8 +140,15 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn new<Id>(now: Time, seen: &Seen<Id>) -> Self {
         Self {
-            priority: seen.priority,
-            virtual_time: 0,
+            place: seen.place,
+            standing: Standing::default(),
+            unpaid: 0,
+            fair: 0,
+            is_crowded: false,
+            class: None,
+            is_of_turn: false,
+            has_turn: false,
+            has_extra: false,
             is_tracked: false,
             is_held: false,
             is_parked: false,
@@ -134,7 +156,6 @@ impl Member {
             debt: Debt::default(),
             over_since: None,
             has_demand: false,
-            has_woken: false,
             held_since: None,
             is_busy: false,
             busy_nsec: seen.busy_nsec,
@@ -170,7 +191,7 @@ impl Member {
         {
             self.busy_nsec = seen.busy_nsec;
         }
-        self.priority = seen.priority;
+        self.place = seen.place;
         if !self.is_busy && (seen.is_busy || busy > 0) {
             let began = now.saturating_sub(busy);
             self.pause = self.last_busy.map(|when| began.saturating_sub(when));
@@ -257,11 +278,21 @@ impl Member {
         self.owe(nsec);
     }
 
-    /// Advances the virtual time by `nsec` of GPU time.
+    /// Charges its standing with `nsec` of GPU time at the next decision.
     pub(super) fn owe(&mut self, nsec: u64) {
-        self.virtual_time = self
-            .virtual_time
-            .saturating_add(virtual_time(nsec, self.priority));
+        self.unpaid = self.unpaid.saturating_add(nsec);
+    }
+
+    /// Returns whether it takes part in the policy's turns.
+    pub(super) fn competes(&self) -> bool {
+        self.has_demand && !self.is_parked
+    }
+
+    /// Returns whether it wants the GPU, or has lately had work.
+    pub(super) fn is_recent<Id>(&self, now: Time, seen: &Seen<Id>) -> bool {
+        let wants = self.over_since.is_some() && (seen.is_busy || seen.nr_waiting > 0);
+        let worked = self.last_busy.is_some_and(|last| now < last + RECENT);
+        !seen.is_frozen && (self.has_demand || wants || worked)
     }
 
     /// Determines whether it wants the GPU. A frozen process, or one whose quota is used up (`is_over`), does
@@ -281,7 +312,6 @@ impl Member {
             self.opened = self.opened.or(Some(now));
         }
         self.over_since = is_over.then(|| self.over_since.unwrap_or(now));
-        let had = self.has_demand && !self.is_parked;
         self.outlook = match self.last_busy {
             Some(since) if !(seen.is_busy || seen.is_frozen || is_over) => {
                 self.pauses.outlook(since, now, settings.linger)
@@ -292,7 +322,6 @@ impl Member {
         self.has_demand = !seen.is_frozen
             && !is_over
             && (seen.is_busy || waits || is_expected || self.awaited_until().is_some());
-        self.has_woken = self.has_demand && !had;
     }
 
     /// Returns whether it has no work and does not count as busy, and nothing holds it or is owed to it.
@@ -364,7 +393,8 @@ impl Member {
             ..Tail::default()
         };
         self.tail = (holds || seen.is_frozen).then(|| self.tail.unwrap_or_else(closes));
-        self.held_since = (holds && self.has_demand).then(|| self.held_since.unwrap_or(now));
+        let starves = holds && self.has_demand && !self.is_of_turn;
+        self.held_since = starves.then(|| self.held_since.unwrap_or(now));
     }
 }
 

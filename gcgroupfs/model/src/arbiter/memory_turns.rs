@@ -18,6 +18,8 @@ use gcgroup_abi::NO_LIMIT;
 
 use self::account::Account;
 use self::moved::{Moved, quantum};
+use super::parts::{in_order, parts};
+use super::place::Place;
 use super::policy::Time;
 
 pub use self::news::MemoryNews;
@@ -42,6 +44,9 @@ const SETTLED: u64 = 250_000_000;
 /// Part of the time of its moves, or of the shortest turn, one in so many, that a turn lasts while the next
 /// process has had none.
 const FIRST_PART: u64 = 4;
+
+/// Largest ratio of the weights of two priorities between which turns are in proportion, and a bit more.
+const LARGEST_RATIO: u64 = 1 << 16;
 
 #[derive(Debug)]
 struct Turn<Id> {
@@ -230,6 +235,10 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
     /// of a new turn.
     fn choose(&mut self, look: &Look<'_, Id>, active: &mut [Holder<Id>]) -> Option<Id> {
         let Look { now, settings, .. } = *look;
+        let places: Vec<Place> = active.iter().map(|one| one.place).collect();
+        let parts = parts(&places, &in_order(&places, |_| true), look.weigh);
+        let most = parts.iter().max().copied().unwrap_or(0);
+        let part: BTreeMap<Id, u64> = active.iter().map(|one| one.id).zip(parts).collect();
         let owner = self.turn.as_ref().map(|turn| turn.owner);
         let owner = owner.and_then(|owner| active.iter().find(|one| one.id == owner).copied());
         if let (Some(turn), Some(owner)) = (&mut self.turn, owner) {
@@ -240,17 +249,16 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
             }
             let passed = now.saturating_sub(std::mem::replace(&mut turn.charged, now));
             if let Some(account) = self.accounts.get_mut(&owner.id) {
-                account.charge(passed, owner.priority);
+                account.charge(passed, part[&owner.id], most);
             }
         }
         let time = |one: &Holder<Id>| self.accounts.get(&one.id).map_or(0, |one| one.virtual_time);
-        active.sort_by_key(|one| {
-            let by_priority = if look.orders_by_priority { one.priority } else { 0 };
-            (by_priority, time(one), Reverse(one.holding.resident), one.id)
-        });
+        // A process whose part is next to nothing has turns in the gaps of the others.
+        let has_part = |one: &Holder<Id>| part[&one.id].saturating_mul(LARGEST_RATIO) >= most;
+        active.sort_by_key(|one| (!has_part(one), time(one), Reverse(one.holding.resident), one.id));
         let next = active.first()?.id;
         if let (Some(turn), Some(owner)) = (&mut self.turn, owner) {
-            let is_above = |one: &Holder<Id>| one.priority < owner.priority;
+            let is_above = |one: &Holder<Id>| one.place.is_above(&owner.place);
             let quantum = match active.iter().any(is_above) {
                 true => settings.turn_least,
                 false => quantum(self.move_nsec, settings),

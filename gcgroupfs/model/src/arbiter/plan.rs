@@ -32,6 +32,8 @@ pub(super) struct Order {
     /// Whether the process must ring when its work ends.
     pub wants_end: bool,
     pub memory: Share,
+    /// Percentage of the GPU for the process while all that have lately had work want it.
+    pub share_percent: u64,
     /// Whether the process is to measure its work while its gate is open.
     pub measures: bool,
     /// Whether other processes have work on the GPU.
@@ -53,6 +55,7 @@ impl Order {
             is_parked: false,
             resident_limit: 0,
         },
+        share_percent: 0,
         measures: false,
         is_shared: false,
     };

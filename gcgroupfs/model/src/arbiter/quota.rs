@@ -158,15 +158,16 @@ impl Meter {
         self.sharers.rest();
     }
 
-    /// Records a process under this quota: whether it wants the GPU, and what it was charged, nanoseconds.
-    pub(super) fn attribute(&mut self, process: u64, priority: Option<u32>, nsec: u64) {
-        if let Some(priority) = priority {
-            self.sharers.want(process, priority);
+    /// Records a process under this quota: its part of the GPU if it wants it, and what it was charged,
+    /// nanoseconds.
+    pub(super) fn attribute(&mut self, process: u64, part: Option<u64>, nsec: u64) {
+        if let Some(part) = part {
+            self.sharers.want(process, part);
         }
         self.sharers.charge(process, nsec);
     }
 
-    /// Returns until when a process waits because others of its priority have had less of the quota, which
+    /// Returns until when a process waits because others of equal part have had less of the quota, which
     /// keeps being used up: at most until the rest of the period is just long enough to use what is left.
     pub(super) fn waits_until(&self, process: u64, now: Time) -> Option<Time> {
         let until = self.ends().saturating_sub(self.left());

@@ -8,6 +8,9 @@ pub(super) const LONGEST_DEBT: u64 = 20_000_000_000;
 /// One percent, the unit of shares.
 pub(super) const PERCENT: u64 = 1;
 
+/// Share of the GPU for all waiting classes together, if `starvation_percent` is not more.
+const MOST_WAITING: u64 = 16 * PERCENT;
+
 /// Has a macro define what follows from the options, one a line:
 /// `NAME => FIELD * UNIT: BOUNDS = DEFAULT, "HELP";`. `NAME` is in the configuration, a whole number; `FIELD`
 /// is that number times `UNIT` in [`Settings`].
@@ -21,7 +24,7 @@ macro_rules! options {
             cycle_usec => cycle * USEC: 1_000..=1_000_000 = 20_000,
                 "each busy process gets a turn within this time, if its share allows one";
             starvation_percent => starvation * PERCENT: 0..=50 = 1,
-                "share of the GPU for the waiting processes of one priority; 0: only in their turn";
+                "share of the GPU for waiting processes with equal parts, with all others at most 16 or this; 0: only in their turn";
             patience_usec => patience * USEC: 5_000..=1_000_000 = 250_000,
                 "after this time a waiting process submits one batch, whatever the daemon says";
             watch_usec => watch * USEC: 0..=3_600_000_000 = 10_000_000,
@@ -56,15 +59,18 @@ macro_rules! define {
 options!(define);
 
 impl Settings {
-    /// Returns the time in which a process repays `nsec` of GPU time that it used while others had the turn.
-    pub(super) fn repayment(&self, nsec: u64) -> u64 {
-        nsec.saturating_mul(100 / PERCENT) / self.starvation.max(PERCENT)
+    /// Returns the time in which a class repays `nsec` of GPU time that it used while others had the turn.
+    /// `nr_classes` have work.
+    pub(super) fn repayment(&self, nsec: u64, nr_classes: usize) -> u64 {
+        let all = self.starvation.saturating_mul(nr_classes as u64);
+        let share = nsec.saturating_mul(100 / PERCENT) / self.starvation.max(PERCENT);
+        share.saturating_mul(all.max(MOST_WAITING)) / self.starvation.max(MOST_WAITING)
     }
 
     /// Returns the interval at which a waiting process that owes nothing gets an in-flight window; `None`:
     /// only in its turn.
-    pub(super) fn starvation_interval(&self) -> Option<u64> {
-        (self.starvation > 0).then(|| self.repayment(self.window))
+    pub(super) fn starvation_interval(&self, nr_classes: usize) -> Option<u64> {
+        (self.starvation > 0).then(|| self.repayment(self.window, nr_classes))
     }
 
     /// Returns the interval of ticks while a process waits for others' work, in case the end of that work is

@@ -103,7 +103,7 @@ impl State {
                 let to = keys(&self.meters, tree, one.id, device);
                 for key in &to {
                     if let Some(meter) = self.meters.get_mut(key) {
-                        meter.attribute(one.id.0, wants.then_some(one.priority), nsec);
+                        meter.attribute(one.id.0, wants.then(|| gpu.part(one.id)), nsec);
                     }
                 }
                 tree.charge(one.id, device, nsec);
@@ -191,6 +191,7 @@ impl State {
             wants_bell: order.wants_bell,
             wants_end: order.wants_end,
             memory: order.memory,
+            share_percent: order.share_percent,
             measures: order.measures,
             is_shared: order.is_shared,
         }

@@ -3,9 +3,11 @@
 mod conformance;
 mod debts;
 mod groups;
+mod jobs;
 mod memory;
 mod played;
 mod player;
 mod policies;
 mod rest;
+mod trees;
 pub(super) mod world;

@@ -21,7 +21,7 @@ pub(super) const FILES: &[ControlFile] = &[
                 Ok(())
             },
         ),
-        doc: "The scheduling policy: @POLICIES@. With each, the waiting processes of a priority get 1 % of the GPU. Only root writes it; it is kept until the machine restarts.",
+        doc: "The scheduling policy: @POLICIES@. With each, the waiting processes with equal parts of the GPU get 1 % of it, at most 16 % with all others. Only root writes it; it is kept until the machine restarts.",
     },
     ControlFile::of(COMPUTE_MAX),
     ControlFile::of(COMPUTE_FREEZE),
@@ -33,7 +33,7 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Page,
         io: Read(stat),
         doc: "Flat keys: usage_usec (GPU time charged, at most 0.1 s old; with drivers before CUDA 12.5 it is measured only \
-              under a quota, where priorities differ, and for 10 s after each read), nr_launches, nr_graphs, nr_copies (submissions so far), memory_turn (of a process: 1, it has the memory turn of a GPU; 2, it \
+              under a quota, where priorities or groups differ, and for 10 s after each read), nr_launches, nr_graphs, nr_copies (submissions so far), share_percent (of a process: what it has of the GPU while all that have had work in the last 10 s want it; 0 if it has had none), memory_turn (of a process: 1, it has the memory turn of a GPU; 2, it \
               waits for one; 0, neither), @COUNTERS@.",
     },
     ControlFile {
@@ -59,7 +59,9 @@ fn stat(view: &View<'_>) -> Result<String> {
     ];
     let counters = view.counters(all_counters(), "compute.stat");
     let memory_turn = view.memory_turn().map(|turn| ("memory_turn", turn));
-    Ok(flat_keyed(numbers.into_iter().chain(memory_turn).chain(counters)))
+    let share = view.share_percent().map(|percent| ("share_percent", percent));
+    let of_process = share.into_iter().chain(memory_turn);
+    Ok(flat_keyed(numbers.into_iter().chain(of_process).chain(counters)))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::memory_holders::holding;
 use super::process::{Measured, is_closed};
 use super::usage::charged_nsec;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
-use crate::arbiter::{Policy, Seen};
+use crate::arbiter::{Place, Policy, Seen};
 
 /// Gates that have opened, as (blocks, device): the waiting threads are to be woken once the tree's lock is
 /// released.
@@ -71,6 +71,7 @@ impl Arbitration<'_> {
         device: usize,
         is_watched: impl Fn(ProcessId) -> bool,
     ) -> Vec<Seen<ProcessId>> {
+        let steps = self.state.steps(self.state.device_users.of(device), device);
         let notices = &mut self.notices;
         let host_memory = self.state.devices.host.memory;
         let total = self.state.devices.get(device).map_or(0, |device| device.total);
@@ -83,9 +84,10 @@ impl Arbitration<'_> {
                 return None;
             }
             let (busy_nsec, is_busy) = usage.busy(now);
+            let groups = process.group.and_then(|group| steps.get(&group));
             let seen = Seen {
                 id: process.id,
-                priority: control.priority.load(Relaxed),
+                place: Place::new(groups.map_or(&[], Vec::as_slice), control.priority.load(Relaxed)),
                 busy_nsec,
                 is_busy,
                 submitted_nsec: usage.submitted_nsec(),

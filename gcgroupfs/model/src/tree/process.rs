@@ -32,6 +32,8 @@ pub(super) struct Kept {
     /// Number of its memory turns, and its role in turns now.
     pub(super) nr_memory_turns: u64,
     pub(super) memory_turn: MemoryTurn,
+    /// Percentage of the device for it while all that have lately had work want it.
+    pub(super) share_percent: u64,
     /// Time for which the device was kept free for it.
     pub(super) held: HeldTime,
     /// State of the gate while it is not frozen.
@@ -77,6 +79,7 @@ impl Default for Kept {
             nr_reclaim: 0,
             nr_memory_turns: 0,
             memory_turn: MemoryTurn::None,
+            share_percent: 0,
             held: HeldTime::default(),
             gate: Gate::Run,
             evidence: Evidence::default(),

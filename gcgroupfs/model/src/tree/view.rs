@@ -387,6 +387,19 @@ impl<'a> View<'a> {
         Some(turn.unwrap_or(MemoryTurn::None) as u64)
     }
 
+    /// Returns what the process has of a device while all that have lately had work want it, percent: of any
+    /// device the most if this is not one; `None` except for processes.
+    pub fn share_percent(&self) -> Option<u64> {
+        let Scope::Process(process, device) = self.scope else {
+            return None;
+        };
+        let share = |device: &Kept| device.share_percent;
+        Some(match device {
+            Some(device) => process.devices.get(device).map_or(0, share),
+            None => process.devices.iter().map(share).max().unwrap_or(0),
+        })
+    }
+
     /// Returns the settings of this directory, and the UUID of its device if it has one.
     pub(super) fn settings(&self) -> Result<(&'a Settings, Option<&'a str>)> {
         let (settings, device) = match self.scope {

@@ -1,6 +1,6 @@
 //! One process, as remembered for memory turns: the turns that it has had, and since when it is busy.
 
-use crate::arbiter::policy::{Time, virtual_time};
+use crate::arbiter::policy::Time;
 
 /// Time for which a process must have been busy before memory moves for it, nanoseconds.
 const BUSY: u64 = 100_000_000;
@@ -11,7 +11,8 @@ const LEFT_OUT: u64 = 600_000_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Length of its turns, scaled by its weight; see [`virtual_time`].
+    /// Length of its turns, nanoseconds, multiplied by the largest part of a process that was busy meanwhile
+    /// and divided by its own.
     pub(super) virtual_time: u128,
     /// Bytes on the device at the last look.
     pub(super) resident: u64,
@@ -49,8 +50,9 @@ impl Account {
         busy.is_some_and(|busy| busy >= BUSY)
     }
 
-    pub(super) fn charge(&mut self, nsec: u64, priority: u32) {
-        let scaled = virtual_time(nsec, priority);
+    /// Charges `nsec` of a turn. `part`: its part of the turns; `most`: the largest one.
+    pub(super) fn charge(&mut self, nsec: u64, part: u64, most: u64) {
+        let scaled = u128::from(nsec) * u128::from(most) / u128::from(part.max(1));
         self.virtual_time = self.virtual_time.saturating_add(scaled);
     }
 

@@ -1,7 +1,8 @@
 //! Input and result of a look at the movable memory on one GPU.
 
 use crate::arbiter::Settings;
-use crate::arbiter::policy::Time;
+use crate::arbiter::place::Place;
+use crate::arbiter::policy::{Time, Weigh};
 
 /// Movable memory of a process on a device. A claim of the process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct Holding {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::arbiter) struct Holder<Id> {
     pub id: Id,
-    pub priority: u32,
+    pub place: Place,
     /// Whether it has work for the GPU.
     pub is_busy: bool,
     pub holding: Holding,
@@ -53,7 +54,7 @@ pub(in crate::arbiter) struct Look<'a, Id> {
     pub holders: &'a [Holder<Id>],
     /// Bytes of the device that movable memory can have.
     pub capacity: u64,
-    /// Whether the process of the highest priority always has the turn.
-    pub orders_by_priority: bool,
+    /// Weights of the policy.
+    pub weigh: Weigh,
     pub settings: &'a Settings,
 }

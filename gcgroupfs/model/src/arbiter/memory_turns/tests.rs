@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::arbiter::{Options, Settings};
+use crate::arbiter::policy::Weigh;
+use crate::arbiter::{Options, STRICT, Settings, WEIGHTED};
 
 const MSEC: u64 = 1_000_000;
 const SEC: u64 = 1_000 * MSEC;
@@ -76,7 +77,7 @@ struct Sim {
     jobs: Vec<Job>,
     turns: MemoryTurns<usize>,
     settings: Settings,
-    orders_by_priority: bool,
+    weigh: Weigh,
     now: Time,
     news: Vec<MemoryNews>,
     /// Turns that have begun, by job.
@@ -89,7 +90,7 @@ impl Sim {
             jobs: jobs.to_vec(),
             turns: MemoryTurns::new(),
             settings: Settings::default(),
-            orders_by_priority: false,
+            weigh: WEIGHTED.weigh,
             now: 1_000 * SEC,
             news: Vec::new(),
             began: Vec::new(),
@@ -125,7 +126,7 @@ impl Sim {
     fn look(&mut self) {
         let holder = |(id, job): (usize, &Job)| Holder {
             id,
-            priority: job.priority,
+            place: Place::new(&[], job.priority),
             is_busy: job.is_busy,
             holding: Holding {
                 all: job.all,
@@ -138,7 +139,7 @@ impl Sim {
             now: self.now,
             holders: &holders,
             capacity: CARD,
-            orders_by_priority: self.orders_by_priority,
+            weigh: self.weigh,
             settings: &self.settings,
         });
         self.began.extend(began);
@@ -208,7 +209,7 @@ fn turns_are_in_proportion_to_weights_or_by_priority() {
     assert!((57..=70).contains(&shares[0]), "{shares:?}");
     assert!((28..=36).contains(&shares[1]), "{shares:?}");
     let mut sim = Sim::new(&jobs);
-    sim.orders_by_priority = true;
+    sim.weigh = STRICT.weigh;
     let shares = sim.run(10).shares(100);
     assert!(shares[0] >= 99 && shares[1] == 0, "{shares:?}");
     sim.jobs[0].is_busy = false;

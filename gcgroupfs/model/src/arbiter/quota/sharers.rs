@@ -1,15 +1,18 @@
-//! Division of one quota among the processes of equal priority that want it at the same time.
+//! Division of one quota among the processes of equal parts of the GPU that want it at the same time.
 //!
 //! A quota is used by whichever of its processes runs, and a running kernel is not interrupted. So a process
 //! with long kernels would use what is left of the quota and more, and all would repay that. While a quota
-//! keeps being used up, a process that has had more of it than another one of its priority waits until the
+//! keeps being used up, a process that has had more of it than another one of equal part waits until the
 //! other has caught up, or until the rest of the period is just long enough to use what is left.
+
+use crate::arbiter::parts::is_near;
 
 /// A process that wants GPU time under the quota.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Sharer {
     process: u64,
-    priority: u32,
+    /// Its part of the GPU.
+    part: u64,
     /// GPU time charged since the quota began to be used up, nanoseconds.
     used: u64,
     wants: bool,
@@ -30,15 +33,15 @@ impl Sharers {
     }
 
     /// Records that a process wants the GPU. A new one begins beside the one that has had least.
-    pub(super) fn want(&mut self, process: u64, priority: u32) {
+    pub(super) fn want(&mut self, process: u64, part: u64) {
         if let Some(sharer) = self.0.iter_mut().find(|one| one.process == process) {
-            (sharer.priority, sharer.wants, sharer.has_wanted) = (priority, true, true);
+            (sharer.part, sharer.wants, sharer.has_wanted) = (part, true, true);
             return;
         }
-        let equal = self.0.iter().filter(|one| one.priority == priority);
+        let equal = self.0.iter().filter(|one| is_near(one.part, part));
         self.0.push(Sharer {
             process,
-            priority,
+            part,
             used: equal.map(|one| one.used).min().unwrap_or(0),
             wants: true,
             has_wanted: true,
@@ -62,7 +65,7 @@ impl Sharers {
         }
     }
 
-    /// Returns by how many nanoseconds a process has had more than another one of its priority that wants the
+    /// Returns by how many nanoseconds a process has had more than another one of equal part that wants the
     /// GPU.
     pub(super) fn ahead(&self, process: u64) -> u64 {
         let Some(own) = self.0.iter().find(|one| one.process == process) else {
@@ -71,7 +74,7 @@ impl Sharers {
         let others = self
             .0
             .iter()
-            .filter(|one| one.wants && one.priority == own.priority);
+            .filter(|one| one.wants && is_near(one.part, own.part));
         others
             .map(|one| own.used.saturating_sub(one.used))
             .max()

@@ -47,6 +47,33 @@ fn equal_priorities_share_equally() {
 }
 
 #[test]
+fn nested_groups_share_as_groups() {
+    for policy in POLICIES {
+        let one = |groups: &[(u64, u32)]| Player::new(8, MSEC / 4).within(groups, 8);
+        let (outer, inner) = ([(1, 8)], [(1, 8), (2, 8)]);
+        // Half for the process in the root; a group and a process beside it share the rest.
+        let mut players = vec![one(&[]), one(&outer)];
+        players.extend(vec![one(&inner); 3]);
+        let played = play(policy, &mut players, 4 * SEC);
+        let all = sum(&played) as f64;
+        let groups = [&played.used[..1], &played.used[1..2], &played.used[2..]];
+        for (used, part) in groups.into_iter().zip([0.5, 0.25, 0.25]) {
+            let share = used.iter().sum::<u64>() as f64 / all;
+            assert!((share - part).abs() < 0.03, "{}: {:?}", policy.name, played.used);
+        }
+        assert!(all > 4e9 * 0.97, "{}: {:?}", policy.name, played.used);
+        // A group of higher priority comes first, whatever its members have among themselves.
+        let mut players = [
+            Player::new(8, MSEC / 4).within(&[(1, 4)], 15),
+            Player::new(8, MSEC / 4).within(&[(2, 8)], 0),
+        ];
+        let played = play(policy, &mut players, 4 * SEC);
+        let share = played.used[0] as f64 / sum(&played) as f64;
+        assert!(share > 0.92, "{}: {share}", policy.name);
+    }
+}
+
+#[test]
 fn frozen_process_uses_nothing_and_holds_no_other() {
     for policy in POLICIES {
         for priority in [2, 8, 10] {

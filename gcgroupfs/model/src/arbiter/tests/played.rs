@@ -1,8 +1,12 @@
 //! Simulation in virtual time of a GPU that divides its time among processes with queued work, and of the
 //! arbiter.
 
+use gcgroup_abi::Gate;
+
 use super::player::Player;
 use crate::arbiter::gpu::Gpu;
+use crate::arbiter::parts;
+use crate::arbiter::place::Place;
 use crate::arbiter::plan::{Plan, Tick};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::settings::Settings;
@@ -34,7 +38,11 @@ pub(super) const HARDWARE: [Hardware; 3] = [
 /// Result of a simulation.
 pub(super) struct Played {
     pub(super) used: Vec<u64>,
+    /// GPU time that each has in an ideal division among those that want the GPU.
+    pub(super) ideal: Vec<f64>,
     pub(super) nr_ticks: u64,
+    /// Number of decisions by which processes were held.
+    pub(super) nr_throttled: u64,
     /// For each, the longest time in which it wanted the GPU and had none.
     pub(super) hungriest: Vec<u64>,
 }
@@ -46,12 +54,14 @@ pub(super) fn play(policy: &Policy, players: &mut [Player], length: u64) -> Play
 pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player], length: u64) -> Played {
     let settings = Settings::default();
     let mut gpu = Gpu::new();
-    let (mut at, mut nr_ticks) = (Some(0), 0);
+    let (mut at, mut nr_ticks, mut nr_throttled) = (Some(0), 0, 0);
     let mut hungry_since = vec![0; players.len()];
     let mut hungriest = vec![0; players.len()];
     let mut now = 0;
     let (mut running, mut slice_ends) = (0, 0);
     let mut ends = false;
+    let places: Vec<Place> = players.iter().map(|player| player.place).collect();
+    let (mut ideal, mut wanting, mut all) = (vec![0.0; players.len()], Vec::new(), Vec::new());
     while now < length {
         let mut rings = std::mem::take(&mut ends);
         let mut looks: Vec<u64> = Vec::new();
@@ -64,6 +74,10 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
         if rings || at.is_some_and(|at| at <= now) {
             at = tick(&mut gpu, policy, players, now, &settings);
             nr_ticks += 1;
+            let held = players
+                .iter()
+                .filter(|player| player.order.gate == Gate::Throttled);
+            nr_throttled += held.count() as u64;
             looks.push(now + LEAST);
         }
         let busy = players.iter().filter(|player| player.is_busy()).count() as u64;
@@ -87,6 +101,18 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
         looks.extend(at);
         let next = looks.into_iter().min().unwrap_or(length).min(now + LONGEST);
         let passed = next.saturating_sub(now).max(LEAST);
+        let want: Vec<bool> = players
+            .iter()
+            .map(|player| player.is_busy() || player.wants(now))
+            .collect();
+        if want != wanting {
+            wanting = want;
+            let order = parts::in_order(&places, |at| wanting[at]);
+            all = parts::parts(&places, &order, policy.weigh);
+        }
+        for (ideal, part) in ideal.iter_mut().zip(&all) {
+            *ideal += parts::part_of(passed, *part) as f64;
+        }
         now += passed;
         for (index, player) in players.iter_mut().enumerate() {
             if player.is_busy() {
@@ -104,7 +130,9 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
     }
     Played {
         used: players.iter().map(|player| player.used).collect(),
+        ideal,
         nr_ticks,
+        nr_throttled,
         hungriest,
     }
 }

@@ -7,6 +7,7 @@ use gcgroup_abi::{Gate, UNKNOWN_COST};
 use super::played::{MSEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
+use crate::arbiter::place::{Place, Step};
 use crate::arbiter::plan::{Order, Quotas};
 use crate::arbiter::quota::Meter;
 use crate::tree::Quota;
@@ -52,7 +53,7 @@ const UNKNOWN: Cost = Cost {
 /// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Player {
-    pub(super) priority: u32,
+    pub(super) place: Place,
     on: u64,
     off: u64,
     /// GPU time of its submissions, in turn.
@@ -62,6 +63,8 @@ pub(super) struct Player {
     /// Rest of the burst, and when the next one begins.
     left: u64,
     resumes: u64,
+    /// How long each burst took, nanoseconds.
+    pub(super) bursts: Vec<u64>,
     queue: VecDeque<Kernel>,
     costs: BTreeMap<u64, Cost>,
     /// By length, the least time of a submission that tells its GPU time.
@@ -75,7 +78,7 @@ pub(super) struct Player {
     pub(super) busy_nsec: u64,
     pub(super) used: u64,
     /// GPU time that the daemon has charged to it.
-    charged: u64,
+    pub(super) charged: u64,
     /// The last submission that ran beside others: its length, the time that it took, and the GPU time
     /// charged before it.
     unsettled: Option<(u64, u64, u64)>,
@@ -94,7 +97,7 @@ impl Player {
     /// Returns a process that submits kernels of these lengths in turn.
     pub(super) fn mixed(priority: u32, kernels: &[u64]) -> Self {
         Self {
-            priority,
+            place: Place::new(&[], priority),
             on: u64::MAX,
             off: 0,
             kernels: kernels.to_vec(),
@@ -102,6 +105,7 @@ impl Player {
             quota: None,
             left: u64::MAX,
             resumes: 0,
+            bursts: Vec::new(),
             queue: VecDeque::new(),
             costs: BTreeMap::new(),
             sampled: BTreeMap::new(),
@@ -116,6 +120,19 @@ impl Player {
             order: Order::OPEN,
             is_liar: false,
             frozen_until: 0,
+        }
+    }
+
+    /// Returns it in these groups, the outermost first, each with its priority.
+    pub(super) fn within(self, groups: &[(u64, u32)], priority: u32) -> Self {
+        let step = |(group, priority): &(u64, u32)| Step {
+            group: *group,
+            priority: *priority,
+        };
+        let steps: Vec<Step> = groups.iter().map(step).collect();
+        Self {
+            place: Place::new(&steps, priority),
+            ..self
         }
     }
 
@@ -180,7 +197,7 @@ impl Player {
     pub(super) fn seen(&self, id: usize, now: u64) -> Seen<usize> {
         Seen {
             id,
-            priority: self.priority,
+            place: self.place,
             busy_nsec: self.busy_nsec,
             is_busy: self.is_busy(),
             submitted_nsec: self.submitted,
@@ -364,6 +381,7 @@ impl Player {
         }
         if self.left == 0 && !self.is_liar {
             self.left = self.on;
+            self.bursts.push(now - self.resumes);
             self.resumes = now + self.off;
         }
     }

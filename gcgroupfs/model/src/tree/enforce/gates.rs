@@ -18,6 +18,8 @@ pub struct GateOrder {
     pub wants_bell: bool,
     pub wants_end: bool,
     pub memory: Share,
+    /// Percentage of the device for the process while all that have lately had work want it.
+    pub share_percent: u64,
     /// Whether the process is to measure its work while the gate is open.
     pub measures: bool,
     /// Whether other processes have work on the device.
@@ -37,6 +39,7 @@ impl GateOrder {
             is_parked: false,
             resident_limit: 0,
         },
+        share_percent: 0,
         measures: false,
         is_shared: false,
     };
@@ -71,6 +74,7 @@ pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &G
     if let Some(kept) = process.kept_mut(Some(device)) {
         kept.gate = order.gate;
         kept.memory_turn = order.memory.turn;
+        kept.share_percent = order.share_percent;
     }
     let Some(control) = process.control().devices.get(device) else {
         return moved;

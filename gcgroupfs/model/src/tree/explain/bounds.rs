@@ -3,7 +3,10 @@
 use gcgroup_abi::DEFAULT_PRIORITY;
 
 use super::{Case, Line, Place, Subject, shown, told};
+use crate::arbiter::Competitor;
 use crate::text::size;
+use crate::tree::GroupId;
+use crate::tree::process::Process;
 use crate::tree::settings::{
     COMPUTE_PRIORITY, MEMORY_HIGH, MEMORY_LIMIT, MEMORY_SWAP_MAX, SETTINGS, Setting, Value,
 };
@@ -28,7 +31,40 @@ pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
     }
     let policy = case.state.policy().name;
     lines.push(Line::new(format!("compute.policy {policy}: for all processes")));
+    if let Subject::Process(process) = case.subject {
+        lines.extend((0..case.state.devices.len()).filter_map(|device| share(case, process, device)));
+    }
     lines
+}
+
+/// Says what a process has of a device while all that have lately had work want it, and on which levels that
+/// is decided; `None` if it does not use the device.
+fn share(case: &Case<'_>, process: &Process, device: usize) -> Option<Line> {
+    let mut above = "the root".to_owned();
+    let mut levels = Vec::new();
+    for one in case.state.contest(process, device) {
+        let group = one.group.map(GroupId);
+        let name = group.map_or("the process".to_owned(), |group| case.name(group));
+        let Competitor {
+            priority,
+            percent,
+            nr_siblings,
+            ..
+        } = one;
+        if nr_siblings > 0 {
+            let siblings = format!("beside {nr_siblings} with work");
+            levels.push(format!(
+                "in {above} {name} has {percent} % by priority {priority} {siblings}"
+            ));
+        }
+        above = name;
+    }
+    let percent = process.devices.get(device)?.share_percent;
+    let levels = match levels.as_slice() {
+        [] => "no other has had work".to_owned(),
+        levels => levels.join(", "),
+    };
+    (percent > 0).then(|| Line::new(format!("share of GPU {device} {percent} %: {levels}")))
 }
 
 /// Returns the values of a setting that apply. Of a setting that inherits, the nearest holds on each device;

@@ -194,8 +194,8 @@ pub const COMPUTE_PRIORITY: &Setting = &Setting {
     }),
     publish: Some(Publish::Priority),
     doc: "A number from 0 (highest priority) to 15; 8 unless set. default unsets it. Set on the process, it holds on all its devices; \
-          a group's holds for those of its processes that have none. compute.policy says what it means where \
-          processes of different priority want a GPU at once; the hardware shares the GPU among equals. Users \
+          a group's holds among its siblings, and for those of its processes that have none. compute.policy says what it means where \
+          siblings want a GPU at once; see SCHEDULING. Users \
           other than root cannot set a number below the nearest one that root has set on the process, its group or \
           a group above, or below 8 where root has set none: EPERM, as for nice.",
     ..Setting::PLAIN
