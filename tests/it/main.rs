@@ -217,6 +217,8 @@ mod service;
 #[cfg(test)]
 mod several_gpus;
 #[cfg(test)]
+mod shares;
+#[cfg(test)]
 mod shell;
 #[cfg(test)]
 mod simgpu;

@@ -1,0 +1,132 @@
+//! Tests how groups share a GPU: each is one competitor among its siblings, by the simulator's truth.
+
+use std::fs;
+
+use support::{Governed, Mount, wait_until};
+
+use crate::contended::{BATCH, goes_on};
+
+/// Starts a batch job with kernels so long that it has work queued whenever it has the turn, also on a
+/// machine with few processors.
+fn batch(mount: &Mount) -> Governed {
+    let arguments = BATCH.map(|word| if word == "500" { "4000" } else { word });
+    mount.load(&arguments)
+}
+
+/// Starts `number` batch jobs in a group, which is made.
+fn tenant(mount: &Mount, group: &str, number: usize) -> Vec<Governed> {
+    fs::create_dir(mount.path().join(group)).expect("root may create a group");
+    let jobs: Vec<Governed> = (0..number).map(|_| batch(mount)).collect();
+    for job in &jobs {
+        mount.write(group, "gcgroup.procs", &job.pid().to_string());
+    }
+    jobs
+}
+
+fn used(mount: &Mount, jobs: &[Governed]) -> u64 {
+    let truth = mount.truth();
+    jobs.iter().map(|job| truth.usage_usec(job.pid(), 0)).sum()
+}
+
+/// Waits until the first jobs have `percent` of what all use, within six percent, over an interval in which
+/// all use a second of GPU time.
+#[track_caller]
+fn wait_for_share(mount: &Mount, [first, others]: [&[Governed]; 2], percent: u64) {
+    let both = || [first, others].map(|jobs| used(mount, jobs));
+    let mut before = both();
+    wait_until("the share is as expected", || {
+        let now = both();
+        let [one, other] = [now[0] - before[0], now[1] - before[1]];
+        if one + other < 1_000_000 {
+            return false;
+        }
+        before = now;
+        let share = 100 * one / (one + other);
+        share.abs_diff(percent) <= 6
+    });
+}
+
+#[test]
+fn groups_of_different_sizes_share_equally() {
+    let mount = Mount::new();
+    let one = tenant(&mount, "one", 1);
+    let many = tenant(&mount, "many", 4);
+    goes_on(&mount, one[0].pid(), 0, 20_000);
+    wait_for_share(&mount, [&one, &many], 50);
+    // A process in the root is a competitor there.
+    let root = [batch(&mount)];
+    let others: Vec<Governed> = one.into_iter().chain(many).collect();
+    wait_for_share(&mount, [&root, &others], 33);
+    wait_until("the effective share is shown", || {
+        mount.number(root[0].pid(), "compute.stat", "share_percent") == 33
+    });
+}
+
+#[test]
+fn nested_groups_and_priorities_divide_what_their_parent_gets() {
+    let mount = Mount::new();
+    let outer = tenant(&mount, "outer", 1);
+    let inner = tenant(&mount, "outer/inner", 2);
+    let other = tenant(&mount, "other", 1);
+    let all: Vec<Governed> = outer.into_iter().chain(inner).collect();
+    wait_for_share(&mount, [&other, &all], 50);
+    wait_for_share(&mount, [&all[..1], &all[1..]], 50);
+    mount.write("outer", "compute.priority", "7");
+    wait_for_share(&mount, [&other, &all], 33);
+    drop(all);
+    goes_on(&mount, other[0].pid(), 0, 100_000);
+}
+
+#[test]
+fn equal_groups_close_no_gate() {
+    let mount = Mount::new();
+    let tenants = ["one", "two"].map(|group| tenant(&mount, group, 1));
+    let throttled = |job: &Governed| mount.number(job.pid(), "compute.stat", "nr_throttled");
+    for jobs in &tenants {
+        goes_on(&mount, jobs[0].pid(), 0, 50_000);
+    }
+    let before = tenants.each_ref().map(|jobs| throttled(&jobs[0]));
+    for jobs in &tenants {
+        goes_on(&mount, jobs[0].pid(), 0, 200_000);
+    }
+    let after = tenants.each_ref().map(|jobs| throttled(&jobs[0]));
+    assert_eq!(before, after);
+}
+
+#[test]
+fn jobs_moved_among_groups_that_come_and_go_all_progress() {
+    const GROUPS: [&str; 4] = ["one", "one/two", "one/two/three", "four"];
+    let mut mount = Mount::new();
+    let jobs: Vec<Governed> = (0..4).map(|_| batch(&mount)).collect();
+    let progress = |mount: &Mount, usec| {
+        for job in &jobs {
+            goes_on(mount, job.pid(), 0, usec);
+        }
+    };
+    for round in 0..8 {
+        for group in GROUPS {
+            fs::create_dir(mount.path().join(group)).expect("root may create a group");
+        }
+        for (at, job) in jobs.iter().enumerate() {
+            let group = GROUPS[(at * at + round) % GROUPS.len()];
+            mount.write(group, "gcgroup.procs", &job.pid().to_string());
+            mount.write(group, "compute.priority", &(6 + (at + round) % 4).to_string());
+        }
+        progress(&mount, 5_000);
+        if round == 4 {
+            mount.kill9();
+            progress(&mount, 5_000);
+            mount.restart();
+            wait_until("the jobs have registered again", || {
+                jobs.iter().all(|job| mount.governs(job.pid()))
+            });
+        }
+        for job in &jobs {
+            mount.write("", "gcgroup.procs", &job.pid().to_string());
+        }
+        for group in GROUPS.iter().rev() {
+            fs::remove_dir(mount.path().join(group)).expect("the group is empty");
+        }
+    }
+    progress(&mount, 20_000);
+}
