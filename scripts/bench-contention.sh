@@ -12,8 +12,8 @@ usage: scripts/bench-contention.sh [--sim|--gpu] [--repetitions N] [--scale X] [
   --gpu          this machine's GPU
   --repetitions  runs of each arm (5)
   --scale        factor of each run's duration (1); 0.1 gives a quick estimate
-  ARM            bursts, single, long, gaps, shares, unread, paced, brief, cost, idle, freeze, quota, debts,
-                 unequal, crowd (all)
+  ARM            bursts, single, long, gaps, shares, tenants, unread, paced, brief, cost, idle, freeze, quota,
+                 debts, unequal, crowd (all)
 
 environment:
   DIST           the built tree (<repository>/target/dist); built if missing

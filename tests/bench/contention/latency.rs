@@ -33,7 +33,8 @@ const ARMS: [&str; 5] = [
     "freeze by script",
 ];
 
-const DECODE: &[&str] = &[
+/// Arguments for bursts of 20 ms with pauses of 30 ms.
+pub(crate) const DECODE: &[&str] = &[
     "--burst",
     "100-200",
     "--burst-ms",

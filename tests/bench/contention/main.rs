@@ -19,6 +19,7 @@ mod paced;
 mod quota;
 mod report;
 mod shares;
+mod tenants;
 mod unequal;
 mod unread;
 
@@ -75,12 +76,13 @@ impl Setting {
 type Arm = (&'static str, fn(&Setting, &mut Report) -> Result<()>);
 
 /// Arms in the order in which they run.
-const ARMS: [Arm; 15] = [
+const ARMS: [Arm; 16] = [
     ("bursts", latency::bursts),
     ("single", latency::single),
     ("long", latency::long),
     ("gaps", gaps::run),
     ("shares", shares::run),
+    ("tenants", tenants::run),
     ("unread", unread::run),
     ("paced", paced::run),
     ("brief", paced::brief),

@@ -72,7 +72,7 @@ pub(crate) fn run(setting: &Setting, report: &mut Report) -> Result<()> {
 }
 
 /// Returns the number of submissions that waited at a gate.
-fn waited(daemon: &Daemon<'_>, jobs: &[Job]) -> Result<f64> {
+pub(crate) fn waited(daemon: &Daemon<'_>, jobs: &[Job]) -> Result<f64> {
     let mut sum = 0;
     for job in jobs {
         sum += daemon.number(job.pid(), "compute.stat", "nr_throttled")?;
