@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Settings;
 use super::parts::{Child, WHOLE, children, each_node, is_near, part_of, scaled};
 use super::place::Place;
+use super::policy::Time;
 use super::settings::LONGEST_DEBT;
 
 /// Virtual times are compared in units of this many nanoseconds.
@@ -41,11 +42,14 @@ struct Group {
     own: Standing,
     /// Highest least virtual time of its children so far.
     floor: u128,
+    /// Since when it has no process on the GPU.
+    empty_since: Option<Time>,
 }
 
 /// Processes that compete.
 #[derive(Debug)]
 pub(super) struct Divided {
+    pub(super) now: Time,
     /// Their indices, from [`in_order`].
     pub(super) order: Vec<usize>,
     /// Parts of all processes.
@@ -118,9 +122,19 @@ impl Groups {
     /// could, is placed beside its siblings: unused time is not saved. `leaves` are the standings of all
     /// processes.
     pub(super) fn settle(&mut self, places: &[Place], leaves: &mut [Standing], divided: &Divided) {
-        let Divided { order, parts, slack } = divided;
+        let Divided {
+            now,
+            order,
+            parts,
+            slack,
+        } = divided;
         let here: BTreeSet<u64> = places.iter().flat_map(Place::groups).collect();
-        self.all.retain(|id, _| here.contains(id));
+        // A group whose processes end and start again still pays for what they have used.
+        self.all.retain(|id, group| {
+            let since = (!here.contains(id)).then(|| group.empty_since.unwrap_or(*now));
+            group.empty_since = since;
+            since.is_none_or(|since| *now < since.saturating_add(LONGEST_DEBT))
+        });
         self.all.values_mut().for_each(|group| group.own.rest());
         leaves.iter_mut().for_each(Standing::rest);
         let all = &mut self.all;
@@ -128,9 +142,9 @@ impl Groups {
         each_node(places, order, (None, 0), &mut |parent, children| {
             let floor = parent.map_or(*root, |id| all.entry(id).or_default().floor);
             let mut least: Option<u128> = None;
-            for bundle in bundles(children, parts) {
+            for bundle in sorted(children, parts).chunk_by(is_alike) {
                 let mut most = None;
-                for child in bundle {
+                for (_, child) in bundle {
                     let standing = child.standing(all, leaves);
                     standing.compete(child.part(parts), floor);
                     let known = standing.competed.then_some(standing.virtual_time);
@@ -141,12 +155,13 @@ impl Groups {
             let floor = floor.max(least.unwrap_or(0));
             for child in children {
                 let standing = child.standing(all, leaves);
-                let slack = if standing.competed {
-                    scaled(*slack, standing.part)
-                } else {
-                    0
-                };
-                standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
+                if standing.virtual_time < floor {
+                    let slack = match standing.competed {
+                        true => scaled(*slack, standing.part),
+                        false => 0,
+                    };
+                    standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
+                }
             }
             match parent {
                 None => *root = floor,
@@ -156,10 +171,10 @@ impl Groups {
     }
 
     /// Returns the virtual times of a process's groups from a level on, and its own.
-    fn virtual_times(&self, place: &Place, own: Standing, level: usize) -> Vec<u128> {
+    fn virtual_times(&self, place: &Place, own: Standing, level: usize) -> impl Iterator<Item = u128> {
         let groups = place.groups().skip(level).filter_map(|id| self.all.get(&id));
         let groups = groups.map(|group| group.own.virtual_time);
-        groups.chain([own.virtual_time]).collect()
+        groups.chain([own.virtual_time])
     }
 
     /// Returns the classes that compete, the one with the next turn first. Arguments as in
@@ -176,26 +191,28 @@ impl Groups {
         let mut left = vec![(order, 0, Vec::new())];
         while let Some((order, depth, levels)) = left.pop() {
             let children = children(places, order, depth);
-            let bundles = bundles(&children, &parts);
-            let is_one = bundles.len() == 1;
-            for bundle in bundles {
-                let mut below: Vec<usize> = bundle.iter().flat_map(|child| child.leaves).copied().collect();
-                below.sort_by_cached_key(|leaf| self.virtual_times(&places[*leaf], leaves[*leaf], depth));
+            let sorted = sorted(&children, &parts);
+            let is_one = sorted.chunk_by(is_alike).nth(1).is_none();
+            for bundle in sorted.chunk_by(is_alike) {
+                let is_uniform = bundle.iter().all(|(each, _)| each.is_some());
+                let children = || bundle.iter().map(|(_, child)| *child);
+                let mut below: Vec<usize> = children().flat_map(|child| child.leaves).copied().collect();
+                let times = |leaf: &usize| self.virtual_times(&places[*leaf], leaves[*leaf], depth);
+                below.sort_by(|one, other| times(one).cmp(times(other)));
                 let part = below
                     .iter()
                     .fold(0, |sum: u64, leaf| sum.saturating_add(parts[*leaf]));
                 let mut levels = levels.clone();
                 let first = below.first().copied().unwrap_or(0);
-                let is_uniform = bundle.iter().all(|child| child.each(&parts).is_some());
                 if !(is_one && is_uniform) {
-                    let standing = |child: &&Child<'_>| match child.group {
+                    let standing = |child: &Child<'_>| match child.group {
                         Some(id) => self.all.get(&id).map(|group| group.own),
                         None => leaves.get(*child.leaves.first()?).copied(),
                     };
-                    let standings: Vec<Standing> = bundle.iter().filter_map(standing).collect();
+                    let standings = || children().filter_map(standing);
                     // The maximum, so that a competitor that uses little of the common turns does not prolong
                     // them for the others.
-                    let virtual_time = standings.iter().map(|one| one.virtual_time).max().unwrap_or(0);
+                    let virtual_time = standings().map(|one| one.virtual_time).max().unwrap_or(0);
                     // Without the rounding of divisions, so that the priority decides between equals.
                     let virtual_time = virtual_time.saturating_add(ROUNDING / 2) / ROUNDING * ROUNDING;
                     let is_large = part_of(settings.cycle, part) >= settings.window;
@@ -206,16 +223,16 @@ impl Groups {
                     };
                     levels.push(Level {
                         tag: virtual_time.saturating_add(owed),
-                        priority: bundle.iter().map(|child| child.priority).min().unwrap_or(0),
+                        priority: children().map(|child| child.priority).min().unwrap_or(0),
                         part: Reverse(part),
                         virtual_time,
                         is_large,
-                        has_woken: standings.iter().any(|one| !one.competed),
+                        has_woken: standings().any(|one| !one.competed),
                         first,
                     });
                 }
-                match bundle.as_slice() {
-                    [child] if !is_uniform => left.push((child.leaves, depth + 1, levels)),
+                match bundle {
+                    [(_, child)] if !is_uniform => left.push((child.leaves, depth + 1, levels)),
                     _ => classes.push(Class {
                         leaves: below,
                         part,
@@ -265,17 +282,17 @@ impl Child<'_> {
     }
 }
 
-/// Groups children into bundles: those below which all processes have the same part, and each other one by
-/// itself.
-fn bundles<'a, 'b>(children: &'b [Child<'a>], parts: &[u64]) -> Vec<Vec<&'b Child<'a>>> {
-    let mut uniform: Vec<(Option<u64>, &Child<'_>)> =
-        children.iter().map(|child| (child.each(parts), child)).collect();
-    uniform.sort_by_key(|(each, _)| *each);
-    let is_alike = |(one, _): &(Option<u64>, &Child<'_>), (other, _): &(Option<u64>, &Child<'_>)| {
-        one.zip(*other).is_some_and(|(one, other)| is_near(one, other))
-    };
-    let bundles = uniform.chunk_by(is_alike);
-    bundles
-        .map(|bundle| bundle.iter().map(|(_, child)| *child).collect())
-        .collect()
+/// A child with the part of each process below it, if these are equal.
+type Uniform<'a, 'b> = (Option<u64>, &'b Child<'a>);
+
+/// Sorts children so that those of a bundle are neighbours, which [`is_alike`] tells: those below which all
+/// processes have the same part, and each other one by itself.
+fn sorted<'a, 'b>(children: &'b [Child<'a>], parts: &[u64]) -> Vec<Uniform<'a, 'b>> {
+    let mut sorted: Vec<Uniform<'a, 'b>> = children.iter().map(|child| (child.each(parts), child)).collect();
+    sorted.sort_by_key(|(each, _)| *each);
+    sorted
+}
+
+fn is_alike((one, _): &Uniform<'_, '_>, (other, _): &Uniform<'_, '_>) -> bool {
+    one.zip(*other).is_some_and(|(one, other)| is_near(one, other))
 }

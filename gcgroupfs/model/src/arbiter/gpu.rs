@@ -11,7 +11,7 @@ use super::contest::{Divided, Groups, Standing};
 use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::memory_turns::{Holder, Look, MemoryTurn, MemoryTurns};
-use super::parts::{in_order, is_near, parts, percent};
+use super::parts::{in_order, is_near, only, parts, percent};
 use super::place::Place;
 use super::plan::{Order, Plan, Quotas, Tick, Used};
 use super::policy::{Time, Weigh};
@@ -29,6 +29,8 @@ const SELDOM: u64 = 100_000_000;
 pub(super) struct Gpu<Id> {
     /// Processes of the last observation, sorted by id.
     members: Vec<(Id, Member)>,
+    /// Their indices in the order of the tree.
+    order: Vec<usize>,
     /// Processes that were seen before the last observation, and not in it.
     gone: Vec<Id>,
     turns: Turns,
@@ -44,6 +46,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     pub(super) fn new() -> Self {
         Self {
             members: Vec::new(),
+            order: Vec::new(),
             gone: Vec::new(),
             turns: Turns::default(),
             nr_classes: 0,
@@ -81,11 +84,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Aligns `members` with `seen`: from here on the same index means the same process.
     fn meet(&mut self, now: Time, seen: &[Seen<Id>]) {
+        let has_moved = |((_, member), one): (&(Id, Member), &Seen<Id>)| member.place != one.place;
+        if self.members.iter().zip(seen).any(has_moved) {
+            self.order.clear();
+        }
         let is_same = self.members.len() == seen.len()
             && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
         if is_same {
             return;
         }
+        self.order.clear();
         let known = std::mem::take(&mut self.members);
         let member = |one: &Seen<Id>| match known.binary_search_by_key(&one.id, |(id, _)| *id) {
             Ok(place) => known[place],
@@ -160,9 +168,13 @@ impl<Id: Copy + Ord> Gpu<Id> {
             let (_, member) = &self.members[at];
             member.gap_until().filter(|_| !member.is_parked)
         };
-        let (ranks, is_uneven) = ranks(&places, |at| !seen[at].is_frozen, gap);
-        self.crowd(tick, &places, is_uneven);
-        let decision = self.take_turns(now, &places, policy.weigh, settings);
+        if self.order.len() != places.len() {
+            self.order = in_order(&places);
+        }
+        let order = std::mem::take(&mut self.order);
+        let (ranks, is_uneven) = ranks(&places, &order, |at| !seen[at].is_frozen, gap);
+        self.crowd(tick, (&places, &order), is_uneven);
+        let decision = self.take_turns(now, (&places, &order), policy.weigh, settings);
 
         // What a process measures by itself need not be demanded of all.
         let is_asked = |one: &Seen<Id>| one.is_watched && !(settings.measures != 0 && one.is_measuring);
@@ -172,7 +184,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let nr_busy = seen.iter().filter(|one| one.is_busy).count();
         let running: Vec<bool> = self.members().map(|member| member.has_turn).collect();
-        let below = below(&places, &running);
+        let below = below(&places, &order, &running);
         let mut orders = Vec::with_capacity(seen.len());
         let each = self
             .members
@@ -216,6 +228,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 is_shared: nr_busy > usize::from(one.is_busy),
             });
         }
+        self.order = order;
         let waits = self.members().any(Member::waits);
         for (order, member) in orders.iter_mut().zip(self.members()) {
             order.wants_end = waits && member.is_busy && !member.is_held;
@@ -294,9 +307,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Decides which class has the turn.
-    fn take_turns(&mut self, now: Time, places: &[Place], weigh: Weigh, settings: &Settings) -> Decision {
-        let order = in_order(places, |at| self.members[at].1.competes());
+    fn take_turns(
+        &mut self,
+        now: Time,
+        (places, order): (&[Place], &[usize]),
+        weigh: Weigh,
+        settings: &Settings,
+    ) -> Decision {
+        let order = only(order, |at| self.members[at].1.competes());
         let divided = Divided {
+            now,
             parts: parts(places, &order, weigh),
             order,
             slack: settings.cycle / 2,
@@ -336,7 +356,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
     /// Charges GPU time to the standings that have a part by which to do so.
     fn pay(&mut self, standings: &mut [Standing]) {
         let each = self.members.iter_mut().zip(standings);
-        for ((_, member), standing) in each.filter(|(_, standing)| standing.part > 0) {
+        let is_due = |member: &Member, standing: &Standing| member.unpaid > 0 && standing.part > 0;
+        for ((_, member), standing) in each.filter(|((_, member), standing)| is_due(member, standing)) {
             let nsec = std::mem::take(&mut member.unpaid);
             self.groups.charge(&member.place, standing, nsec);
         }
@@ -344,9 +365,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Determines the part of each process if all that have lately had work compete, and whether others then
     /// have a larger one, so that what it has queued delays them.
-    fn crowd(&mut self, tick: &Tick<'_, Id>, places: &[Place], is_uneven: bool) {
+    fn crowd(&mut self, tick: &Tick<'_, Id>, (places, order): (&[Place], &[usize]), is_uneven: bool) {
         let is_recent = |at: usize| self.members[at].1.is_recent(tick.now, &tick.seen[at]);
-        let fair = parts(places, &in_order(places, is_recent), tick.policy.weigh);
+        let fair = parts(places, &only(order, is_recent), tick.policy.weigh);
         let most = fair.iter().max().copied().unwrap_or(0);
         for ((_, member), fair) in self.members.iter_mut().zip(fair) {
             member.fair = fair;

@@ -191,6 +191,10 @@ impl Member {
         {
             self.busy_nsec = seen.busy_nsec;
         }
+        if !seen.place.is_beside(&self.place) {
+            // It is placed beside its new siblings.
+            self.standing = Standing::default();
+        }
         self.place = seen.place;
         if !self.is_busy && (seen.is_busy || busy > 0) {
             let began = now.saturating_sub(busy);

@@ -236,7 +236,7 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
     fn choose(&mut self, look: &Look<'_, Id>, active: &mut [Holder<Id>]) -> Option<Id> {
         let Look { now, settings, .. } = *look;
         let places: Vec<Place> = active.iter().map(|one| one.place).collect();
-        let parts = parts(&places, &in_order(&places, |_| true), look.weigh);
+        let parts = parts(&places, &in_order(&places), look.weigh);
         let most = parts.iter().max().copied().unwrap_or(0);
         let part: BTreeMap<Id, u64> = active.iter().map(|one| one.id).zip(parts).collect();
         let owner = self.turn.as_ref().map(|turn| turn.owner);

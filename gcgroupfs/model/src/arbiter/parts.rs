@@ -51,8 +51,9 @@ impl Child<'_> {
 
     /// Returns the part of each process below if these are equal.
     pub(super) fn each(&self, parts: &[u64]) -> Option<u64> {
-        let each = || self.leaves.iter().map(|leaf| parts[*leaf]);
-        let (least, most) = (each().min()?, each().max()?);
+        let each = self.leaves.iter().map(|leaf| parts[*leaf]);
+        let wider = |(least, most): (u64, u64), part: u64| (least.min(part), most.max(part));
+        let (least, most) = each.fold((u64::MAX, 0), wider);
         is_near(least, most).then_some(most)
     }
 }
@@ -62,10 +63,10 @@ pub(super) fn is_near(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= one.max(other) / PRECISION
 }
 
-/// Returns the indices of the processes for which `is_in` holds, in the order of the tree.
-pub(super) fn in_order(places: &[Place], is_in: impl Fn(usize) -> bool) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..places.len()).filter(|leaf| is_in(*leaf)).collect();
-    order.sort_by(|one, other| places[*one].groups().cmp(places[*other].groups()));
+/// Returns the indices of the processes in the order of the tree, and of their priority among siblings.
+pub(super) fn in_order(places: &[Place]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..places.len()).collect();
+    order.sort_by(|one, other| places[*one].in_order(&places[*other]));
     order
 }
 
@@ -82,7 +83,9 @@ pub(super) fn children<'a>(places: &[Place], leaves: &'a [usize], level: usize) 
             group,
         })
     };
-    runs.filter_map(child).collect()
+    let mut children = Vec::with_capacity(leaves.len());
+    children.extend(runs.filter_map(child));
+    children
 }
 
 /// Calls `visit` for a node and all below with their groups (`None` for the root) and children. `at` is the
@@ -101,6 +104,11 @@ pub(super) fn each_node<'a>(
     }
 }
 
+/// Returns those of the processes in an order for which `is_in` holds.
+pub(super) fn only(order: &[usize], is_in: impl Fn(usize) -> bool) -> Vec<usize> {
+    order.iter().copied().filter(|leaf| is_in(*leaf)).collect()
+}
+
 /// Returns the part of each process; 0 for those not in `order`, which is [`in_order`].
 pub(super) fn parts(places: &[Place], order: &[usize], weigh: Weigh) -> Vec<u64> {
     let mut parts = vec![0; places.len()];
@@ -112,9 +120,14 @@ pub(super) fn parts(places: &[Place], order: &[usize], weigh: Weigh) -> Vec<u64>
         let weight = |child: &Child<'_>| u128::from(weigh(child.priority - best));
         let sum: u128 = children.iter().map(weight).sum();
         for child in children {
+            // Those below a child have equal parts so far.
+            let Some(first) = child.leaves.first() else {
+                continue;
+            };
+            let part = u128::from(parts[*first]) * weight(child) / sum.max(1);
+            let part = u64::try_from(part).unwrap_or(WHOLE).max(1);
             for leaf in child.leaves {
-                let part = u128::from(parts[*leaf]) * weight(child) / sum.max(1);
-                parts[*leaf] = u64::try_from(part).unwrap_or(WHOLE).max(1);
+                parts[*leaf] = part;
             }
         }
     });
@@ -134,7 +147,7 @@ pub struct Competitor {
 
 /// Returns the competitors on the way from the root to one of the processes with these places.
 pub fn competitors(places: &[Place], own: usize, policy: &Policy) -> Vec<Competitor> {
-    let order = in_order(places, |_| true);
+    let order = in_order(places);
     let parts = parts(places, &order, policy.weigh);
     let mut way = Vec::new();
     each_node(places, &order, (None, 0), &mut |_, children| {

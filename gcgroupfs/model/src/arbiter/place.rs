@@ -1,6 +1,8 @@
 //! Where a process competes for a GPU: its groups from the root down, and the priority of each among its
 //! siblings.
 
+use std::cmp::Ordering;
+
 use crate::tree::MAX_DEPTH;
 
 /// A group among its siblings.
@@ -38,6 +40,17 @@ impl Place {
     /// Returns the groups that the process is in, the outermost first.
     pub(super) fn groups(&self) -> impl Iterator<Item = u64> {
         self.steps[..self.depth].iter().map(|step| step.group)
+    }
+
+    /// Returns whether a process with that place is in the same innermost group.
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        self.groups().eq(other.groups())
+    }
+
+    /// Compares the places of two processes in the tree, and their priorities where they are siblings.
+    pub(super) fn in_order(&self, other: &Self) -> Ordering {
+        let groups = self.groups().cmp(other.groups());
+        groups.then(self.priority.cmp(&other.priority))
     }
 
     /// Returns the competitor on a level, 0 being that of the root's children: a group, or `None` for the

@@ -202,13 +202,12 @@ impl Contest<'_> {
 /// priority that has had no more than the class that runs, or one of a higher priority that has had neither a
 /// cycle nor a window of that class more.
 fn is_woken_before(other: &Class, current: &Class, settings: &Settings) -> bool {
-    other.apart(current).is_some_and(|(other, current)| {
-        let is_above = other.priority < current.priority;
-        let most = u128::from(settings.cycle).max(scaled(settings.window, current.part()));
-        other.has_woken
-            && match is_above {
-                true => other.virtual_time <= current.virtual_time.saturating_add(most),
-                false => other.priority == current.priority && other.tag <= current.virtual_time,
-            }
+    let apart = other.apart(current).filter(|(other, _)| other.has_woken);
+    apart.is_some_and(|(other, current)| match other.priority < current.priority {
+        true => {
+            let most = u128::from(settings.cycle).max(scaled(settings.window, current.part()));
+            other.virtual_time <= current.virtual_time.saturating_add(most)
+        }
+        false => other.priority == current.priority && other.tag <= current.virtual_time,
     })
 }

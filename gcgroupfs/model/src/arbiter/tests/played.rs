@@ -54,18 +54,22 @@ pub(super) fn play(policy: &Policy, players: &mut [Player], length: u64) -> Play
 pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player], length: u64) -> Played {
     let settings = Settings::default();
     let mut gpu = Gpu::new();
-    let (mut at, mut nr_ticks, mut nr_throttled) = (Some(0), 0, 0);
+    // Processes register before they submit.
+    let (mut at, mut nr_ticks, mut nr_throttled) = (tick(&mut gpu, policy, players, 0, &settings), 1, 0);
     let mut hungry_since = vec![0; players.len()];
     let mut hungriest = vec![0; players.len()];
     let mut now = 0;
     let (mut running, mut slice_ends) = (0, 0);
     let mut ends = false;
-    let places: Vec<Place> = players.iter().map(|player| player.place).collect();
     let (mut ideal, mut wanting, mut all) = (vec![0.0; players.len()], Vec::new(), Vec::new());
     while now < length {
         let mut rings = std::mem::take(&mut ends);
         let mut looks: Vec<u64> = Vec::new();
         for player in players.iter_mut() {
+            if let Some((at, to, each)) = player.moves.filter(|(at, ..)| *at <= now) {
+                player.moves = Some((at + each, player.place, each));
+                (player.place, wanting, rings) = (to, Vec::new(), true);
+            }
             let (was_idle, waited) = (!player.is_busy(), player.waits());
             looks.extend(player.submit(now));
             let begins = was_idle && player.is_busy() || !waited && player.waits();
@@ -107,7 +111,8 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
             .collect();
         if want != wanting {
             wanting = want;
-            let order = parts::in_order(&places, |at| wanting[at]);
+            let places: Vec<Place> = players.iter().map(|player| player.place).collect();
+            let order = parts::only(&parts::in_order(&places), |at| wanting[at]);
             all = parts::parts(&places, &order, policy.weigh);
         }
         for (ideal, part) in ideal.iter_mut().zip(&all) {

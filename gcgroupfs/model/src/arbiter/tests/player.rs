@@ -54,6 +54,8 @@ const UNKNOWN: Cost = Cost {
 #[derive(Debug, Clone)]
 pub(super) struct Player {
     pub(super) place: Place,
+    /// When it moves, to where, and after what time it moves back.
+    pub(super) moves: Option<(u64, Place, u64)>,
     on: u64,
     off: u64,
     /// GPU time of its submissions, in turn.
@@ -98,6 +100,7 @@ impl Player {
     pub(super) fn mixed(priority: u32, kernels: &[u64]) -> Self {
         Self {
             place: Place::new(&[], priority),
+            moves: None,
             on: u64::MAX,
             off: 0,
             kernels: kernels.to_vec(),
@@ -132,6 +135,22 @@ impl Player {
         let steps: Vec<Step> = groups.iter().map(step).collect();
         Self {
             place: Place::new(&steps, priority),
+            ..self
+        }
+    }
+
+    /// Returns it so that it moves to the place of another one.
+    pub(super) fn moves(self, at: u64, to: &Self) -> Self {
+        Self {
+            moves: Some((at, to.place, u64::MAX / 2)),
+            ..self
+        }
+    }
+
+    /// Returns it so that it moves between its place and that of another one all the time.
+    pub(super) fn commutes(self, each: u64, to: &Self) -> Self {
+        Self {
+            moves: Some((each, to.place, each)),
             ..self
         }
     }

@@ -1,7 +1,7 @@
 //! Tables of the decisions of each policy.
 
 use crate::arbiter::contest::{Class, Divided, Groups, Standing};
-use crate::arbiter::parts::{WHOLE, in_order, part_of, parts};
+use crate::arbiter::parts::{WHOLE, in_order, only, part_of, parts};
 use crate::arbiter::place::{Place, Step};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::settings::Settings;
@@ -53,11 +53,13 @@ fn runs(one: One) -> One {
 /// Returns the classes that compete.
 fn classes(policy: &Policy, ones: &[One], settings: &Settings) -> Vec<Class> {
     let places: Vec<Place> = ones.iter().map(|one| Place::new(&[], one.priority)).collect();
-    let all = in_order(&places, |at| ones[at].was_busy);
-    let order = in_order(&places, |at| ones[at].is_busy);
+    let all = in_order(&places);
+    let order = only(&all, |at| ones[at].is_busy);
+    let all = only(&all, |at| ones[at].was_busy);
     let (mut groups, mut standings) = (Groups::default(), vec![Standing::default(); ones.len()]);
     let parts = parts(&places, &order, policy.weigh);
     let divided = |order: Vec<usize>| Divided {
+        now: 0,
         order,
         parts: parts.clone(),
         slack: 0,
@@ -266,7 +268,7 @@ fn percent(policy: &Policy, places: &[(&[(u64, u32)], u32)]) -> Vec<u64> {
         Place::new(&steps, *priority)
     };
     let places: Vec<Place> = places.iter().map(place).collect();
-    let parts = parts(&places, &in_order(&places, |_| true), policy.weigh);
+    let parts = parts(&places, &in_order(&places), policy.weigh);
     assert!(parts.iter().all(|part| *part <= WHOLE));
     let percent = |part: &u64| (part_of(1000, *part) + 5) / 10;
     parts.iter().map(percent).collect()

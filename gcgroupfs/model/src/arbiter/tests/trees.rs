@@ -176,3 +176,30 @@ fn many_waiting_classes_get_little_in_all() {
     let played = play(STRICT, &mut players, 4 * SEC);
     assert!(share(&played, 0) > 0.7, "{:?}", played.used);
 }
+
+#[test]
+fn moved_process_competes_with_its_new_siblings_from_then_on() {
+    // What it has had in the root is nothing to the members of its new group.
+    let member = |priority| Player::new(8, MSEC / 4).within(&[(1, 8)], priority);
+    let mut players = [
+        Player::new(8, MSEC / 4).moves(2 * SEC, &member(8)),
+        member(7).frozen(1_800 * MSEC),
+        Player::new(9, MSEC / 4),
+    ];
+    let played = play(WEIGHTED, &mut players, 5 * SEC);
+    // 2/3 for 1.8 s, 2/5 for 0.2 s, and then 1/3 of 2/3; the other one has 2/5 and then 2/3 of 2/3.
+    for (used, expected) in played.used.into_iter().zip([1.947e9, 1.413e9]) {
+        assert_near(used as f64, expected, 0.05, "GPU time");
+    }
+}
+
+#[test]
+fn moves_within_a_group_take_nothing_from_its_siblings() {
+    for policy in POLICIES {
+        let inner = |group| Player::new(8, 2 * MSEC).within(&[(2, 8), (group, 8)], 8);
+        let mut players = vec![Player::new(8, MSEC / 4).within(&[(1, 8)], 8)];
+        players.extend((0..6).map(|at| inner(3 + at % 3).commutes(3 * MSEC, &inner(6))));
+        let played = play(policy, &mut players, 4 * SEC);
+        assert_near(share(&played, 0), 0.5, 0.06, policy.name);
+    }
+}
