@@ -184,17 +184,12 @@ fn group_quota_bounds_sum_of_members_gpu_time() {
 fn work_queued_before_quota_is_counted() {
     let mount = Mount::new();
     let mut job = mount.obedient();
-    // What a kernel costs is known from several samples: one alone can be short on a busy machine.
-    for _ in 0..5 {
-        assert_eq!(job.ask("launch 1 10000"), "launched 1");
-        assert_eq!(job.ask("sync"), "synchronised");
-    }
     assert_eq!(job.ask("launch 50 10000"), "launched 50");
     mount.write(job.pid(), "compute.max", "100000 1000000");
     assert_eq!(job.ask("sync"), "synchronised");
     // Usage includes what was measured while no process read the file.
     let used = mount.number(job.pid(), "compute.stat", "usage_usec");
-    assert!(used >= 50_000, "{used}");
+    assert!(used >= 400_000, "{used}: 500 ms of kernels");
 }
 
 #[test]

@@ -52,15 +52,30 @@ pub(crate) struct Sampler {
     /// I.371), nanoseconds.
     due: AtomicU64,
     epoch: AtomicU32,
-    /// Submissions for which [`UNKNOWN_COST`] is published and not corrected, and all that have been noted.
-    unknown: AtomicU64,
-    noted: AtomicU64,
-    /// When the first of those that are not corrected was noted, nanoseconds.
-    unknown_since: AtomicU64,
+    unknown: Mutex<Unknown>,
     pending: Mutex<VecDeque<Record>>,
     /// Used by the helper alone, which calls the driver meanwhile.
     timelines: Mutex<Timelines>,
     results: Mutex<Results>,
+}
+
+/// Submissions for which [`UNKNOWN_COST`] is published.
+#[derive(Debug, Default)]
+struct Unknown {
+    /// Number of those that are not corrected, and when the first of them was made, nanoseconds.
+    count: u64,
+    since: u64,
+    /// Number of all.
+    noted: u64,
+}
+
+impl Unknown {
+    /// Counts one as corrected; returns whether there was one to correct.
+    fn correct(&mut self) -> bool {
+        let has_one = self.count > 0;
+        self.count -= u64::from(has_one);
+        has_one
+    }
 }
 
 /// Costs learned from the samples, and the GPU time estimated with them.
@@ -75,9 +90,7 @@ impl Sampler {
         Self {
             due: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
-            unknown: AtomicU64::new(0),
-            noted: AtomicU64::new(0),
-            unknown_since: AtomicU64::new(0),
+            unknown: Mutex::default(),
             pending: Mutex::default(),
             timelines: Mutex::default(),
             results: Mutex::default(),
@@ -94,23 +107,25 @@ impl Sampler {
         self.epoch.fetch_add(1, Relaxed);
     }
 
-    /// Records that [`UNKNOWN_COST`] is published for a submission.
-    pub(super) fn note_unknown(&self) {
-        if self.unknown.fetch_add(1, Relaxed) == 0 {
-            self.unknown_since.store(sys::now(), Relaxed);
+    /// Records that [`UNKNOWN_COST`] has been published for each of `count` submissions in flight at `now`.
+    pub(super) fn note_unknown(&self, now: u64, count: u64) {
+        let unknown = &mut *self.unknown.lock();
+        if unknown.count == 0 {
+            unknown.since = now;
         }
-        self.noted.fetch_add(1, Relaxed);
+        (unknown.count, unknown.noted) = (unknown.count + count, unknown.noted + count);
     }
 
     /// Returns how often a submission of unknown cost has been noted.
     pub(super) fn nr_noted(&self) -> u64 {
-        self.noted.load(Relaxed)
+        self.unknown.lock().noted
     }
 
     /// Returns the nanoseconds published in excess for submissions of unknown cost, all of which have ended.
     pub(super) fn end_unknown(&self) -> u64 {
-        let passed = sys::now().saturating_sub(self.unknown_since.load(Relaxed));
-        (self.unknown.swap(0, Relaxed) * UNKNOWN_COST).saturating_sub(passed)
+        let unknown = &mut *self.unknown.lock();
+        let passed = sys::now().saturating_sub(unknown.since);
+        (std::mem::take(&mut unknown.count) * UNKNOWN_COST).saturating_sub(passed)
     }
 
     /// Begins a sample of the submission that the calling thread is about to make. Not to be called while any
@@ -205,9 +220,8 @@ impl Sampler {
             let costs = &mut self.results.lock().costs;
             for run in runs.iter().flatten() {
                 costs.learn(run, is_shared);
-                let takes_one = |count: u64| count.checked_sub(1);
                 if let Some(guess) = run.unknown
-                    && self.unknown.fetch_update(Relaxed, Relaxed, takes_one).is_ok()
+                    && self.unknown.lock().correct()
                 {
                     let cost = costs.of(run.what, run.key).unwrap_or(run.took);
                     excess += UNKNOWN_COST.saturating_sub(cost.saturating_sub(guess));
@@ -245,10 +259,41 @@ impl Sampler {
     pub(super) fn advance(&self, seen: &Seen) -> u64 {
         let results = &mut *self.results.lock();
         let more = results.estimate.advance(seen, &results.costs);
-        if results.estimate.count(seen.progress != Progress::Elsewhere, seen) {
-            self.note_unknown();
-            return more + UNKNOWN_COST;
-        }
-        more
+        let unknown = results.estimate.count(seen.progress != Progress::Elsewhere, seen);
+        self.note_unknown(sys::now(), unknown);
+        more + unknown * UNKNOWN_COST
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn unknown_cost_settled_while_it_is_noted_is_charged_for_its_time() {
+        let (sampler, charged, is_over) = (Sampler::new(), AtomicU64::new(0), AtomicBool::new(false));
+        let settle = || charged.fetch_sub(sampler.end_unknown(), Relaxed);
+        let began = sys::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    let before = settle();
+                    assert!(
+                        before.cast_signed() >= 0,
+                        "{before}: more was subtracted than published"
+                    );
+                }
+            });
+            for _ in 0..20_000 {
+                let now = sys::now();
+                charged.fetch_add(UNKNOWN_COST, Relaxed);
+                sampler.note_unknown(now, 1);
+            }
+            is_over.store(true, Relaxed);
+        });
+        settle();
+        let (charged, passed) = (charged.load(Relaxed), sys::now() - began);
+        assert!(charged <= passed, "{charged} in {passed} ns");
     }
 }

@@ -33,8 +33,9 @@ struct Round {
     again: Vec<Used>,
     /// When markers were last seen not to have passed, nanoseconds.
     last_look: u64,
-    /// Number of submissions of unknown cost when the markers were set.
-    unknown: u64,
+    /// Number of submissions of unknown cost that all end before the markers pass; `None`: threads were about
+    /// to submit some.
+    unknown: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -189,7 +190,7 @@ impl Device {
             meter.put_back(&again);
             return true;
         }
-        if nr_unknown(compute, index) == unknown {
+        if unknown == Some(nr_unknown(compute, index)) {
             compute.settle_unknown(index);
         }
         !meter.end(compute.usage(), index, end)
@@ -201,12 +202,20 @@ fn nr_unknown(compute: &Compute, index: usize) -> u64 {
     compute.samplers.get(index).map_or(0, Sampler::nr_noted)
 }
 
+/// Returns whether a thread is inside a submission, or was when the caller read what the thread has recorded.
+fn is_any_inside(compute: &Compute, index: usize) -> bool {
+    sys::barrier();
+    let slots = &compute.program.slots;
+    slots.is_any_inside(compute.session, |device| device == index)
+}
+
 impl Round {
     /// Marks everything in flight; no markers remain if all has ended. `None` if it cannot be done now.
     fn of_everything(compute: &Compute, index: usize, now: u64) -> Option<Self> {
+        let unknown = nr_unknown(compute, index);
         let mut round = Self {
             last_look: now,
-            unknown: nr_unknown(compute, index),
+            unknown: (!is_any_inside(compute, index)).then_some(unknown),
             ..Self::default()
         };
         let contexts = compute
@@ -236,15 +245,10 @@ impl Round {
             .into_iter()
             .map(|used| holder(compute, used))
             .collect();
-        // After the barrier, a thread that recorded its stream in the round before is seen to be inside.
-        sys::barrier();
-        let is_any_inside = compute
-            .program
-            .slots
-            .is_any_inside(compute.session, |device| device == index);
+        let is_any_inside = is_any_inside(compute, index);
         let mut round = Self {
             last_look: sys::now(),
-            unknown,
+            unknown: Some(unknown),
             ..Self::default()
         };
         let is_set = compute.program.contexts.captures.unless_any(|| {
@@ -325,7 +329,7 @@ mod tests {
             .store(Gate::Track as u32, Relaxed);
         assert_eq!(watch.step(compute), Step::default());
         slot.enter(Submission::Kernel);
-        compute.samplers[OTHER_DEVICE].note_unknown();
+        compute.samplers[OTHER_DEVICE].note_unknown(sys::now(), 1);
         meter.note(compute.session, slot, 1);
         usage.submitted_nsec.store(UNKNOWN_COST + 7, Relaxed);
         for _ in 0..3 {

@@ -66,10 +66,13 @@ impl Passing<'_> {
                     // must not bound that.
                     if sampled.is_none() && !(is_known && guess < CHARGED) {
                         unknown = Some(guess);
-                        sampler.inspect(|sampler| sampler.note_unknown());
                     }
                     let cost = sampled.unwrap_or(guess) + unknown.map_or(0, |_| UNKNOWN_COST);
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
+                    // Only after that may the helper subtract it again.
+                    if let Some(sampler) = sampler.filter(|_| unknown.is_some()) {
+                        sampler.note_unknown(now, 1);
+                    }
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);
                     None

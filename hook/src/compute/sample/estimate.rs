@@ -36,6 +36,9 @@ pub(in crate::compute) enum Progress {
 /// Kinds whose time is counted: copies do not use the processors of the GPU.
 const KINDS: [Submission; 2] = [Submission::Kernel, Submission::Graph];
 
+/// Most submissions in flight that count as unknown: each stands for up to a second.
+const MOST_UNKNOWN: u64 = 32;
+
 #[derive(Debug, Default)]
 pub(super) struct Estimate {
     /// Submissions and samples that are accounted for, by kind, and the samples' time, nanoseconds.
@@ -53,11 +56,20 @@ pub(super) struct Estimate {
     unpriced: [u64; Submission::COUNT],
     /// Whether submissions since the last look are accounted for here.
     counts: bool,
+    /// Submissions so far when counting last ended, by kind, and whether later ones of unknown cost may have
+    /// been in flight when it began again.
+    left: [u64; Submission::COUNT],
+    has_earlier: bool,
 }
 
 impl Estimate {
     /// Returns the nanoseconds to add to the published GPU time.
     pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> u64 {
+        if !self.counts && seen.progress != Progress::Elsewhere {
+            let may_run =
+                |index: usize| costs.mean(index).is_none() && self.entered[index] != self.left[index];
+            self.has_earlier = KINDS.iter().any(|kind| may_run(*kind as usize));
+        }
         let before = self.all;
         let (mut is_priced, mut late) = (true, 0.0);
         for index in KINDS.map(|kind| kind as usize) {
@@ -93,7 +105,7 @@ impl Estimate {
                 self.published = self.all;
             }
             Progress::Elsewhere => {}
-            Progress::None if !(is_priced && seen.is_shared) => self.ended += passed,
+            Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
             Progress::Some if is_priced => self.ended = self.ended.max(before),
             Progress::Some => self.ended = self.ended.max(before) + passed,
@@ -112,6 +124,7 @@ impl Estimate {
                 (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
         }
+        self.has_earlier &= seen.progress != Progress::Idle;
         let total = self.all.max(self.ended);
         let more = (total - self.published).max(0.0);
         #[allow(
@@ -126,19 +139,23 @@ impl Estimate {
         more
     }
 
-    /// Ends or begins counting. Returns whether the submissions that have been counted include some in flight
-    /// whose cost is unknown.
-    pub(super) fn count(&mut self, counts: bool, seen: &Seen) -> bool {
+    /// Ends or begins counting. Returns how many submissions from before may be in flight, up to
+    /// [`MOST_UNKNOWN`], if the cost of some of them is unknown, and otherwise 0.
+    pub(super) fn count(&mut self, counts: bool, seen: &Seen) -> u64 {
         let has_counted = std::mem::replace(&mut self.counts, counts);
         if counts {
-            return false;
+            return 0;
         }
-        let is_unknown = KINDS
-            .iter()
-            .any(|kind| self.entered[*kind as usize] != seen.entered[*kind as usize]);
+        let is_unpriced = |kind: &Submission| self.entered[*kind as usize] != seen.entered[*kind as usize];
+        let is_unknown = self.has_earlier || KINDS.iter().any(is_unpriced);
+        let since = |kind: &Submission| seen.entered[*kind as usize].wrapping_sub(self.left[*kind as usize]);
+        let in_flight = KINDS.iter().map(since).fold(0, u64::saturating_add);
+        if has_counted {
+            (self.left, self.has_earlier) = (seen.entered, false);
+        }
         self.entered = seen.entered;
         (self.ended, self.published, self.is_open) = (self.all, self.all, false);
-        has_counted && is_unknown
+        u64::from(has_counted && is_unknown) * in_flight.clamp(1, MOST_UNKNOWN)
     }
 }
 
@@ -235,7 +252,7 @@ mod tests {
 
     /// As [`Sampler`](super::super::Sampler) does; also returns whether submissions of unknown cost are in
     /// flight that have been counted.
-    fn leave(estimate: &mut Estimate, seen: &Seen, costs: &Costs) -> (u64, bool) {
+    fn leave(estimate: &mut Estimate, seen: &Seen, costs: &Costs) -> (u64, u64) {
         (estimate.advance(seen, costs), estimate.count(false, seen))
     }
 
@@ -243,14 +260,35 @@ mod tests {
     fn what_was_counted_is_published_before_time_is_accounted_for_elsewhere() {
         let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
         let away = |kernels| seen(kernels, 900, Progress::Elsewhere);
-        assert_eq!(leave(&mut estimate, &away(5), &costs), (0, false));
+        assert_eq!(leave(&mut estimate, &away(5), &costs), (0, 0));
         estimate.count(true, &away(5));
-        assert_eq!(leave(&mut estimate, &away(7), &costs), (0, true), "never sampled");
+        assert_eq!(leave(&mut estimate, &away(7), &costs), (0, 7), "never sampled");
         learn(&mut costs, 1000);
-        assert_eq!(leave(&mut estimate, &away(8), &costs), (0, false));
+        assert_eq!(leave(&mut estimate, &away(8), &costs), (0, 0));
         assert_eq!(estimate.advance(&seen(9, 900, Progress::Some), &costs), 1000);
         estimate.count(true, &away(9));
-        assert_eq!(leave(&mut estimate, &away(12), &costs), (3000, false));
-        assert_eq!(leave(&mut estimate, &away(20), &costs), (0, false));
+        assert_eq!(leave(&mut estimate, &away(12), &costs), (3000, 0));
+        assert_eq!(leave(&mut estimate, &away(20), &costs), (0, 0));
+    }
+
+    #[test]
+    fn work_from_before_counting_is_unknown_if_counting_ends_before_it() {
+        for is_shared in [false, true] {
+            let (mut estimate, costs) = (Estimate::default(), Costs::default());
+            let look = |passed, progress| Seen {
+                is_shared,
+                ..seen(50, passed, progress)
+            };
+            let away = look(0, Progress::Elsewhere);
+            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0));
+            assert_eq!(estimate.advance(&look(0, Progress::None), &costs), 0);
+            estimate.count(true, &away);
+            assert_eq!(estimate.advance(&look(700, Progress::None), &costs), 700);
+            assert_eq!(leave(&mut estimate, &away, &costs), (0, 32));
+            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0), "noted once");
+            estimate.advance(&look(0, Progress::None), &costs);
+            estimate.count(true, &away);
+            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0), "nothing since");
+        }
     }
 }
