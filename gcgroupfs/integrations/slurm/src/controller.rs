@@ -92,8 +92,9 @@ fn value<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 /// Returns what `scontrol show job` prints about one job.
 ///
 /// `scontrol` prints the job's name and other texts of the user as they are, with newlines. So the text must
-/// begin with the job's number, and its second line must be the only one that begins with `UserId=`: then the
-/// name has no newline. A caller must accept a line only if it is the only one of its kind.
+/// begin with the job's number, and the only line that begins with `UserId=` must be the second, after lines
+/// that can have nothing else than numbers: then the name has no newline that matters. A caller must accept a
+/// line only if it is the only one of its kind.
 ///
 /// # Errors
 /// The controller does not answer, or does not know the job; the name has a newline.
@@ -120,11 +121,24 @@ fn job(program: &Path, job: u32) -> anyhow::Result<String> {
     );
     let is_owner = |line: &str| line.starts_with("   UserId=");
     let owners = text.lines().filter(|line| is_owner(line)).count();
+    let second = text.lines().skip(1).find(|line| !is_numbers(line));
     ensure!(
-        owners == 1 && text.lines().nth(1).is_some_and(is_owner),
+        owners == 1 && second.is_some_and(is_owner),
         "the name of job {job} has a newline"
     );
     Ok(text)
+}
+
+/// Returns whether Slurm prints such a line before the one with the user: of a component of a heterogeneous
+/// job, or in 26.05 of each job.
+fn is_numbers(line: &str) -> bool {
+    let value = |key| line.strip_prefix(key);
+    value("   HetJobIdSet=")
+        .or_else(|| value("   SLUID="))
+        .is_some_and(|text| {
+            text.bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b",-".contains(&byte))
+        })
 }
 
 /// Returns the name, as `ARRAY_TASK` or `FIRST+OFFSET`, of a job whose record begins with this line; `None`
@@ -246,6 +260,24 @@ mod tests {
             format!("x\n{OWNER}\n\nJobId=7 JobName=y\n{OWNER}{line}"),
         ] {
             assert!(resources_of_named(&name, "b").is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn lines_of_numbers_may_precede_the_user() {
+        for (numbers, is_accepted) in [
+            ("   SLUID=s1ZNM8DYGB7900", true),
+            ("   HetJobIdSet=7-8\n   SLUID=s1", true),
+            ("   SLUID=s1 GRES=shard:8", false),
+            ("   Other=1", false),
+        ] {
+            let text = format!("JobId=7 JobName=x\n{numbers}\n{OWNER}{GIVEN}");
+            let (_directory, program) = with_jobs(&[("7", text)]);
+            assert_eq!(
+                resources_of_job(&program, 7, "a1").is_ok(),
+                is_accepted,
+                "{numbers}"
+            );
         }
     }
 
