@@ -47,6 +47,7 @@ fn metrics_show_what_the_control_files_show() {
     }
     Dir::of(&mount, shell.pid()).freeze();
     shell.tell("spin 1 1");
+    fs::create_dir(mount.path().join("empty")).expect("a new group");
     let exporter = Exporter::start(&mount, &[]);
     let uuid = mount
         .read("", "devices")
@@ -103,6 +104,9 @@ fn metrics_show_what_the_control_files_show() {
         ("gcgroup_group_high_total", &[("group", "/team")], Some(2.0)),
         ("gcgroup_group_high_total", &[("group", "/team/a")], Some(1.0)),
         ("gcgroup_group_oom_kills_total", &[("group", "/team")], Some(0.0)),
+        ("gcgroup_group_refusals_total", &[("group", "/team")], Some(1.0)),
+        ("gcgroup_group_refusals_total", &[("group", "/empty")], Some(0.0)),
+        ("gcgroup_refusals_total", &[], Some(1.0)),
         ("gcgroup_journal_degraded", &[], Some(0.0)),
     ] {
         assert_eq!(metrics.value(name, labels), expected, "{name} {labels:?}");
@@ -199,11 +203,20 @@ fn another_host_name_is_rejected() {
     ] {
         assert!(page.header.contains(header), "{}", page.header);
     }
-    let metrics = exporter.ask("metrics", &[]).header;
-    assert!(
-        metrics.contains("content-type: application/openmetrics-text; version=1.0.0"),
-        "{metrics}"
-    );
+    for (accept, expected) in [
+        (
+            "application/openmetrics-text",
+            "application/openmetrics-text; version=1.0.0",
+        ),
+        ("*/*", "text/plain; version=0.0.4"),
+    ] {
+        let accept = format!("Accept: {accept}");
+        let metrics = exporter.ask("metrics", &["--header", &accept]).header;
+        assert!(
+            metrics.contains(&format!("content-type: {expected}")),
+            "{metrics}"
+        );
+    }
     for (path, arguments, expected) in [
         ("nothing", &[][..], 404),
         ("metrics", &["--request", "POST"], 405),

@@ -190,12 +190,14 @@ fn alerts_and_dashboard_match_what_prometheus_scrapes() {
     wait_until("Prometheus has scraped the process", || {
         prometheus.labels("gcgroup_process_frozen").is_some()
     });
-    // Counters that Prometheus has seen before they grow.
+    // Ends before Prometheus scrapes it, or with a counter that begins at 1.
+    let mut late = DriverShell::start(&mount);
+    join(&mount, "team", &late);
     assert!(
-        shell
-            .ask(&format!("alloc linear {}", 8 * MIB))
+        late.ask(&format!("alloc linear {}", 8 * MIB))
             .starts_with("error")
     );
+    drop(late);
     Dir::of(&mount, shell.pid()).freeze();
     shell.tell("spin 1 1");
     // Those without a `for` fire, the others are pending. GcgroupStalled would take minutes.
@@ -212,7 +214,7 @@ fn alerts_and_dashboard_match_what_prometheus_scrapes() {
         expected.iter().all(|name| raised.contains(name))
     });
     let rules = prometheus.rules();
-    assert_eq!(rules.len(), 9, "{rules:?}");
+    assert_eq!(rules.len(), 10, "{rules:?}");
     for (name, rule) in &rules {
         assert_eq!(rule["health"], "ok", "{name}: {rule}");
         for metric in names(rule["query"].as_str().expect("an expression")) {
@@ -249,19 +251,24 @@ fn alerts_and_dashboard_match_what_prometheus_scrapes() {
 }
 
 #[test]
-fn promtool_accepts_rules_and_textfile() {
+fn promtool_accepts_rules_and_metrics() {
     check(Command::new("promtool").args(["check", "rules", &alerts()]));
     let mount = Mount::new();
     let shell = DriverShell::start(&mount);
     join(&mount, "team", &shell);
     let file = mount.root().join("gcgroup.prom");
     check(command(&mount).arg("--textfile").arg(&file));
-    let text = fs::File::open(&file).expect("the file is there");
-    // Also complains about names and missing help.
-    let said = check(
-        Command::new("promtool")
-            .args(["check", "metrics"])
-            .stdin(Stdio::from(text)),
-    );
-    assert_eq!(said, "");
+    let page = mount.root().join("metrics");
+    let text = Exporter::start(&mount, &[]).ask("metrics", &[]).body;
+    fs::write(&page, text).expect("the file can be written");
+    for file in [file, page] {
+        let text = fs::File::open(&file).expect("the file is there");
+        // Also complains about names and missing help.
+        let said = check(
+            Command::new("promtool")
+                .args(["check", "metrics"])
+                .stdin(Stdio::from(text)),
+        );
+        assert_eq!(said, "", "{file:?}");
+    }
 }

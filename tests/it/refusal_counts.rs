@@ -57,12 +57,18 @@ fn each_refused_allocation_is_counted_once_at_its_limit() {
         mount.write(place, "memory.limit", "100M");
         let before = ["max", "oom"].map(|key| count(place, key));
         let before_in_process = count(&pid, "group_max");
+        let before_in_all = count("", "oom");
         assert_eq!(shell.ask(&format!("alloc linear {}", 1_u64 << 60)), OUT_OF_MEMORY);
         let (nr_made, nr_refused) = churn(&mut shell, &mut random);
         let nr_refused = nr_refused + 1;
         assert!(nr_made > 0 && nr_refused > 0, "{place}: {nr_made} {nr_refused}");
         let [hit, refused] = ["max", "oom"].map(|key| count(place, key));
         assert_eq!(refused - before[1], nr_refused, "{place}: oom");
+        assert_eq!(
+            count("", "oom") - before_in_all,
+            nr_refused,
+            "{place}: oom of all"
+        );
         let hit = hit - before[0];
         match of_group {
             true => assert_eq!(hit, nr_refused, "{place}: max"),

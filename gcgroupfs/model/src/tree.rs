@@ -204,8 +204,11 @@ pub struct State {
     pids: BTreeMap<u32, ProcessId>,
     exited: VecDeque<Exited>,
     pressure: pressure::Pressure,
-    /// Counts of processes that have left, under this daemon and earlier ones, so that a total never falls.
+    /// Counts of processes that have left, and of events of groups, under this daemon and earlier ones, so
+    /// that a total never falls.
     departed: Sums,
+    /// Number of changes of the root's `memory.events`.
+    nr_count_changes: u64,
     /// Subjects that changed together and may not all be stored yet, if records are kept.
     unwritten: Option<Vec<Notice>>,
     audit: unmanaged::Audit,
@@ -255,6 +258,7 @@ impl Tree {
             exited: VecDeque::new(),
             pressure: pressure::Pressure::default(),
             departed: Sums::default(),
+            nr_count_changes: 0,
             unwritten: None,
             audit: unmanaged::Audit::default(),
             storage: Storage::default(),

@@ -18,11 +18,11 @@ pub(crate) struct Exporter {
 
 /// Answer to a request.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(crate) struct Answer {
     pub(super) status: u32,
     /// Header, in lower case.
     pub(super) header: String,
-    pub(super) body: String,
+    pub(crate) body: String,
 }
 
 impl Exporter {
@@ -55,7 +55,7 @@ impl Exporter {
 
     /// Requests a path with additional arguments of curl.
     #[track_caller]
-    pub(super) fn ask(&self, path: &str, arguments: &[&str]) -> Answer {
+    pub(crate) fn ask(&self, path: &str, arguments: &[&str]) -> Answer {
         let mut curl = Command::new("curl");
         curl.args([
             "--silent",
@@ -87,7 +87,7 @@ impl Exporter {
     /// Returns the metrics.
     #[track_caller]
     pub(crate) fn metrics(&self) -> Metrics {
-        let answer = self.ask("metrics", &[]);
+        let answer = self.ask("metrics", &["--header", "Accept: application/openmetrics-text"]);
         assert_eq!(answer.status, 200, "{answer:?}");
         Metrics::parse(&answer.body)
     }

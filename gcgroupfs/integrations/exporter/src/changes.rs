@@ -96,7 +96,7 @@ fn name(process: &Process) -> String {
 const PROCESS_REFUSALS: &[(&str, &str)] = &[("oom", "its limit"), ("group_max", "the limit of a group")];
 
 /// Keys of a group's `memory.events` that count refusals, and what refused.
-const GROUP_REFUSALS: &[(&str, &str)] = &[("max", "its limit")];
+const GROUP_REFUSALS: &[(&str, &str)] = &[("oom", "a limit")];
 
 /// Adds what has changed of a process or group.
 fn compare(

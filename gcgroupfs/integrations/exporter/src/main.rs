@@ -1,6 +1,7 @@
 //! Shows the state of the gcgroupfs daemon as metrics and as a web page. Reads the daemon's socket, and needs
 //! no privileges.
 
+mod accept;
 mod changes;
 mod clients;
 mod metrics;
@@ -37,7 +38,7 @@ struct Cli {
     /// The daemon's socket
     #[arg(long, value_name = "PATH", env = GCGROUP_SOCKET.name, default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Listen at ADDRESS:PORT or unix:PATH: the page at /, OpenMetrics at /metrics
+    /// Listen at ADDRESS:PORT or unix:PATH: the page at /, metrics at /metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9836")]
     listen: String,
     /// Write the metrics to FILE once and exit, for node_exporter's textfile collector
@@ -55,7 +56,7 @@ struct Cli {
     /// Show at most N processes: those that hold most memory
     #[arg(long, value_name = "N", default_value_t = 512)]
     max_processes: usize,
-    /// Show at most N groups
+    /// Show at most N groups: first those with processes
     #[arg(long, value_name = "N", default_value_t = 256)]
     max_groups: usize,
 }

@@ -18,7 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const LIFE: Duration = Duration::from_secs(15);
 
 /// Files of the root.
-const ROOT_FILES: [&str; 3] = ["compute.pressure", "gcgroup.events", "memory.pressure"];
+const ROOT_FILES: [&str; 4] = [
+    "compute.pressure",
+    "gcgroup.events",
+    "memory.events",
+    "memory.pressure",
+];
 
 /// File of the unmanaged processes; the sums over them have its name in [`Snapshot::root`].
 pub(crate) const UNMANAGED: &str = "unmanaged";
@@ -38,7 +43,7 @@ pub(crate) struct Process {
     pub(crate) owner: Owner,
 }
 
-/// Group with a governed process in it or below.
+/// Group of governed processes, which may be empty.
 #[derive(Debug, Clone)]
 pub(crate) struct Group {
     pub(crate) of: node::Group,
@@ -91,15 +96,17 @@ impl Snapshot {
         root.insert(UNMANAGED, unmanaged(&found));
         let (nr_processes, populated) = (node.processes.len(), populated(&node.processes));
         cap(&mut node.processes, caps.processes, &refuted(&found));
-        let groups = node.groups.into_iter().filter_map(|of| {
-            let nr_processes = *populated.get(&of.path)?;
-            let state = activities.of(&Target::Group(of.path.clone())).state;
-            Some(Group {
-                of,
-                state,
-                nr_processes,
-            })
+        // Empty groups too: a counter that begins with the first process could begin above 0.
+        let groups = node.groups.into_iter().map(|of| Group {
+            state: activities.of(&Target::Group(of.path.clone())).state,
+            nr_processes: populated.get(&of.path).copied().unwrap_or_default(),
+            of,
         });
+        let mut groups: Vec<Group> = groups.collect();
+        let groups_dropped = groups.len().saturating_sub(caps.groups);
+        groups.sort_by_key(|group| group.nr_processes == 0);
+        groups.truncate(caps.groups);
+        groups.sort_by(|a, b| a.of.path.cmp(&b.of.path));
         let processes = node.processes.into_iter().map(|of| Process {
             state: activities.of(&Target::Process(of.pid)).state,
             owner: Owner::of(of.pid),
@@ -112,10 +119,10 @@ impl Snapshot {
             gpus: node.devices,
             processes_dropped: nr_processes - processes.len(),
             processes,
-            groups: groups.take(caps.groups).collect(),
+            groups,
             root,
             nr_processes,
-            groups_dropped: populated.len().saturating_sub(caps.groups),
+            groups_dropped,
             pods: Pods::default(),
         })
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::Context;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
-use hyper::header::{HeaderMap, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS};
+use hyper::header::{ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
+use hyper::header::{HeaderMap, HeaderValue, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,8 +20,9 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
+use crate::accept::{OPEN_METRICS, TEXT, prefers_open_metrics};
 use crate::clients::{Client, Clients};
-use crate::metrics::open_metrics;
+use crate::metrics::{open_metrics, prometheus_text};
 use crate::page;
 use crate::sampler::Sampler;
 
@@ -39,7 +40,6 @@ const MAX_BODY: usize = 4096;
 
 const HTML: &str = "text/html; charset=utf-8";
 const JSON: &str = "application/json";
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Only this server's own files, and no frames.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
@@ -182,7 +182,10 @@ async fn answer(request: Request<Incoming>, site: Arc<Site>) -> Answer {
         "/" if is_get => found(HTML, include_str!("../page/index.html")),
         "/page.js" if is_get => found("text/javascript; charset=utf-8", include_str!("../page/page.js")),
         "/page.css" if is_get => found("text/css; charset=utf-8", include_str!("../page/page.css")),
-        "/metrics" if is_get => blocking(move || metrics(&site)).await,
+        "/metrics" if is_get => {
+            let is_open = accepts_open_metrics(request.headers());
+            blocking(move || metrics(&site, is_open)).await
+        }
         "/state.json" if is_get => blocking(move || state(&site)).await,
         "/freeze" if request.method() == Method::POST => freeze(request, site).await,
         "/" | "/page.js" | "/page.css" | "/metrics" | "/state.json" | "/freeze" => {
@@ -198,10 +201,17 @@ async fn blocking(work: impl FnOnce() -> Answer + Send + 'static) -> Answer {
     spawn_blocking(work).await.unwrap_or_else(failed)
 }
 
-fn metrics(site: &Site) -> Answer {
+fn accepts_open_metrics(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(ACCEPT).iter();
+    let values: Vec<&str> = values.filter_map(|value| value.to_str().ok()).collect();
+    prefers_open_metrics(&values.join(","))
+}
+
+fn metrics(site: &Site, is_open: bool) -> Answer {
     let snapshot = site.sampler.with(|state| state.snapshot.clone());
     match open_metrics(snapshot.as_deref()) {
-        Ok(text) => found(OPEN_METRICS, text),
+        Ok(text) if is_open => found(OPEN_METRICS, text),
+        Ok(text) => found(TEXT, prometheus_text(&text)),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
     }
 }
@@ -287,6 +297,7 @@ fn with_headers(mut answer: Answer) -> Answer {
         (CACHE_CONTROL, "no-store"),
         (CONTENT_SECURITY_POLICY, POLICY),
         (REFERRER_POLICY, "no-referrer"),
+        (VARY, "Accept"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
     ] {
         answer.headers_mut().insert(name, HeaderValue::from_static(value));

@@ -54,8 +54,8 @@ pub(super) const FILES: &[ControlFile] = &[
     },
     ControlFile {
         name: "memory.events",
-        on: On::GOVERNED,
-        contents: Events(|view| view.nr_count_changes()),
+        on: On::EVERY,
+        contents: Events(|view| Ok(view.nr_count_changes())),
         io: Read(events),
         doc: "Flat keys: @COUNTERS@. poll(2) reports each change.",
     },

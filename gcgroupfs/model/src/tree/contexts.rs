@@ -233,7 +233,7 @@ impl State {
         self.grants.set_overhead(id, device, bytes);
         for (group, place) in excess(self).into_iter().filter(|place| !exceeded.contains(place)) {
             self.count_in_group(group, place, |sums| sums.nr_over_limit += 1, notices);
-            notices.push(Notice::GroupChanged(group));
+            notices.extend(self.counts_changed(group));
         }
     }
 }

@@ -343,8 +343,7 @@ impl<'a> Edit<'a> {
     fn count_in_group(&mut self, id: GroupId, count: impl Fn(&mut Sums)) {
         let device = self.device();
         self.state.count_in_group(id, device, count, &mut self.notices);
-        let groups = self.state.chain(Some(id)).into_iter();
-        self.notices.extend(groups.map(Notice::GroupChanged));
+        self.notices.extend(self.state.counts_changed(id));
     }
 
     /// Changes the settings and applies them. Adds the notices for the journal and for processes that must be

@@ -30,6 +30,10 @@ impl State {
             return;
         }
         notices.push(Notice::Events(id));
+        if !changes.counts.is_empty() {
+            self.nr_count_changes += 1;
+            notices.push(Notice::RootEvents);
+        }
         let nr_devices = self.devices.len();
         self.each_above(group, |group| {
             group.nr_frozen.resize(nr_places(nr_devices), 0);

@@ -152,7 +152,7 @@ impl State {
             return;
         }
         match level.group {
-            Some(group) => notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged)),
+            Some(group) => notices.extend(self.counts_changed(group)),
             None => notices.push(Notice::SettingsChanged(id)),
         }
     }

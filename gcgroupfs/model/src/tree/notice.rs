@@ -56,7 +56,7 @@ pub enum Notice {
     Events(ProcessId),
     /// The contents of the group's `*.events` may have changed.
     GroupEvents(GroupId),
-    /// The contents of the root's `gcgroup.events` have changed.
+    /// The contents of the root's `*.events` have changed.
     RootEvents,
     /// The GPU time of these processes has been read.
     Watched(Vec<ProcessId>),

@@ -141,7 +141,7 @@ impl State {
         let now = nr_refused(self);
         // Not every count is written to the journal, since a process can provoke refusals at will.
         if before.checked_ilog2() != now.checked_ilog2() || before / 64 != now / 64 {
-            notices.extend(self.chain(Some(id)).into_iter().map(Notice::GroupChanged));
+            notices.extend(self.counts_changed(id));
         }
     }
 
@@ -168,7 +168,7 @@ impl State {
         }
         let device = device.filter(|slot| *slot < self.devices.len());
         self.count_in_group(group, device, |sums| sums.nr_oom_group_kill += 1, notices);
-        notices.extend(self.chain(Some(group)).into_iter().map(Notice::GroupChanged));
+        notices.extend(self.counts_changed(group));
         if let Some(unit) = self.groups.get(&group) {
             notices.push(Notice::KillAsked(Directory::group(group), unit.access.owner.uid));
         }

@@ -153,7 +153,7 @@ impl State {
         self.heed_high(id);
     }
 
-    /// Counts an event of a group as a whole, and on `device` if given, there and above.
+    /// Counts an event of a group as a whole, and on `device` if given, there, above and at the root.
     pub(super) fn count_in_group(
         &mut self,
         id: GroupId,
@@ -170,6 +170,16 @@ impl State {
             }
             notices.push(Notice::GroupEvents(group.id));
         });
+        count(&mut self.departed);
+        self.nr_count_changes += 1;
+        notices.push(Notice::RootEvents);
+    }
+
+    /// Returns the notices that have the counts of a group, of those above and of the root written to the
+    /// journal.
+    pub(super) fn counts_changed(&self, id: GroupId) -> impl Iterator<Item = Notice> + use<> {
+        let groups = self.chain(Some(id)).into_iter().map(Notice::GroupChanged);
+        groups.chain([Notice::RootChanged])
     }
 
     /// Applies a group's `memory.limit`, as a whole or on a device. Processes that can swap are asked to move

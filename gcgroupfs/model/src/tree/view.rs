@@ -295,14 +295,11 @@ impl<'a> View<'a> {
     }
 
     /// Returns how often the contents of `memory.events` have changed.
-    ///
-    /// # Errors
-    /// [`Error::NotFound`] at the root.
-    pub fn nr_count_changes(&self) -> Result<u64> {
+    pub fn nr_count_changes(&self) -> u64 {
         match self.scope {
-            Scope::Root => Err(Error::NotFound),
-            Scope::Process(process, device) => Ok(process.events.nr_count_changes(device)),
-            Scope::Group(group, device) => Ok(group.events.nr_count_changes(device)),
+            Scope::Root => self.state.nr_count_changes,
+            Scope::Process(process, device) => process.events.nr_count_changes(device),
+            Scope::Group(group, device) => group.events.nr_count_changes(device),
         }
     }
 

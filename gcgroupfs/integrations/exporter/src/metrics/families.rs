@@ -182,9 +182,8 @@ families! {
         ("kind" "graph") "compute.stat" "nr_graphs" number;
         ("kind" "copy") "compute.stat" "nr_copies" number;
     }
-    Group Counter "group_refusals" "Allocations in a group that a limit refused: of a process, or of the group" {
-        ("limit" "process") "memory.events" "oom" number;
-        ("limit" "group") "memory.events" "max" number;
+    Group Counter "group_refusals" "Allocations in a group that a limit refused: of a process, of the group or of one in it" {
+        "memory.events" "oom" number;
     }
     Group Counter "group_high" "Times that an allocation waited for memory.high of a group, or of a group or process in it" {
         "memory.events" "high" number;
@@ -207,6 +206,9 @@ families! {
     Node Counter "stalled_seconds" "Time for which a thread waited and no governed process had work on a GPU" {
         ("resource" "compute") "compute.pressure" (full) seconds;
         ("resource" "memory") "memory.pressure" (full) seconds;
+    }
+    Node Counter "refusals" "Allocations that a limit refused: of a process, or of a group" {
+        "memory.events" "oom" number;
     }
     Node Gauge "processes" "Governed processes" {
         "(processes)" () number;
