@@ -68,7 +68,7 @@ pub enum Error {
     BadName(&'static str),
     #[error("the name is too long: at most {0} bytes")]
     LongName(usize),
-    #[error("not allowed: {0}")]
+    #[error("{0}")]
     NotYours(&'static str),
     #[error("files cannot be created here, only groups (mkdir)")]
     NoCreate,

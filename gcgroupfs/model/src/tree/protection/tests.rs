@@ -229,7 +229,7 @@ fn refuses(world: &World, path: &str) {
     assert_eq!(error.errno(), libc::EPERM, "{path}");
     assert_eq!(
         error.to_string(),
-        "not allowed: only root and the owner of the group above can protect memory"
+        "only root and the owner of the group above can protect memory"
     );
     world.store(path, OWNER, "0").unwrap();
     assert_eq!(world.show(path), "0\n", "{path}");
