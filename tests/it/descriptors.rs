@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use support::{Governed, Mount, wait_until};
+use support::{Config, Governed, Mount, wait_until};
 use tempfile::TempDir;
 
 use crate::driver::{Dir, DriverShell, driver_shell};
@@ -92,7 +92,12 @@ fn is_governed(mount: &Mount, shell: &mut DriverShell) {
     dir.write_when_there("memory.limit", "max");
 }
 
-/// Returns how often the daemon has registered a process.
+/// Starts a daemon that logs each registration.
+fn logs_registrations() -> Mount {
+    Mount::with(Config::default().arg("--log").arg("debug"))
+}
+
+/// Returns how often a daemon from [`logs_registrations`] has registered a process.
 fn nr_registrations(mount: &Mount, pid: i32) -> usize {
     let (begin, end) = (format!(" {pid} ("), " joined");
     let log = mount.log();
@@ -114,7 +119,7 @@ fn close_all(mount: &Mount, shell: &mut DriverShell) {
 
 #[test]
 fn closefrom_is_noticed_and_process_registers_again() {
-    let mount = Mount::new();
+    let mount = logs_registrations();
     let mut shell = DriverShell::start(&mount);
     assert_eq!(shell.ask(&format!("alloc linear {MIB}")), "ok 0");
     for _ in 0..3 {
@@ -166,7 +171,7 @@ fn file_over_hooks_descriptor_keeps_content_and_governance() {
 
 #[test]
 fn files_over_all_descriptors_keep_their_content() {
-    let mut mount = Mount::new();
+    let mut mount = logs_registrations();
     let directory = TempDir::new().expect("a directory");
     let mut shell = DriverShell::start(&mount);
     let numbers = hooks(shell.pid());
@@ -212,7 +217,7 @@ fn limited(mount: &Mount, limit: u32, arguments: &str) -> Command {
 
 #[test]
 fn process_with_few_descriptors_is_governed() {
-    let mount = Mount::new();
+    let mount = logs_registrations();
     for limit in [32, 64, 100, 200] {
         let mut shell = DriverShell::spawn(limited(&mount, limit, ""));
         is_governed(&mount, &mut shell);

@@ -82,6 +82,8 @@ fn process_that_enters_after_the_end_is_killed() {
     let mut process = mount.obedient();
     mount.write("team", "gcgroup.procs", &process.pid().to_string());
     wait_until("the process has ended", || !process.is_running());
+    let killed = format!("{} was killed: by gcgroup.lease of its group", process.pid());
+    wait_until("the log says why", || mount.log().contains(&killed));
 }
 
 #[test]

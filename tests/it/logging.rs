@@ -62,7 +62,7 @@ impl Daemon {
         let metadata = near.metadata().expect("an inode");
         let mut command = command(root.path(), artifacts().gcgroupfs().as_ref());
         command
-            .args(["mount", "--no-fuse", "--log", "info", "--journal-socket"])
+            .args(["mount", "--no-fuse", "--log", "debug", "--journal-socket"])
             .arg(root.path().join("journal"))
             .arg("--socket")
             .arg(root.path().join("sock"))

@@ -53,6 +53,10 @@ fn refused_allocation_kills_the_group_as_a_unit() {
     wait_until("the group is empty", || {
         mount.read("team/job", "gcgroup.events").contains("populated 0")
     });
+    for pid in [greedy.pid(), idle.pid()] {
+        let killed = format!("{pid} was killed: by memory.oom.group of its group");
+        wait_until("the log says why", || mount.log().contains(&killed));
+    }
     assert_eq!(
         ["team", "team/job", "team/job/part", "team/other"].map(|group| nr_kills(&mount, group)),
         [1, 1, 0, 0]

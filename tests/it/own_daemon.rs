@@ -214,7 +214,7 @@ fn own_daemon_governs_no_other_users_processes() {
     let mut own = Own::new();
     // It does not take root's devices away either.
     own.configure("[[rule]]\nmatch.uid = 0\ngroup = { name = \"root\", gcgroup.devices = \"none\" }\n");
-    own.start(&[]);
+    own.start(&["--log", "debug"]);
     let mine = own.shell(USER);
     let socket = own.run().join("gcgroupfs/gcgroup.sock");
     for uid in [0, 1001] {

@@ -32,6 +32,7 @@ impl Daemon {
             .arg("--socket")
             .arg(root.path().join("sock"));
         command.arg("--state-dir").arg(root.path().join("run"));
+        command.args(["--log", "debug"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(near);
         let daemon = command.spawn().expect("gcgroupfs starts");
         drop(command);

@@ -119,7 +119,7 @@ pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use group_devices::{VisibleDevices, check_device_list};
 pub use holds::NewHold;
 pub use identity::Identity;
-pub use kill::Doomed;
+pub use kill::{Doomed, KillCause, Killer};
 pub use lease::Expired;
 pub use lease_action::{LEASE_ACTIONS, LeaseAction, described_lease_actions};
 pub use made::Job;

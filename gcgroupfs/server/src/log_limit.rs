@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tracing::info;
+use tracing::{Level, enabled, info};
 
 /// Lines about one user within [`PERIOD`].
 const MOST: u32 = 64;
@@ -39,6 +39,12 @@ impl LogLimit {
             lines.nr_kept_back += 1;
         }
         is_allowed
+    }
+
+    /// Returns whether another line at level debug may be logged. Where such lines are not logged, none is
+    /// counted.
+    pub(crate) fn allows_debug(&mut self, uid: u32, now: Instant) -> bool {
+        enabled!(Level::DEBUG) && self.allows(uid, now)
     }
 
     /// Logs how many lines were suppressed for users whose period has ended. Returns the time until the next

@@ -58,7 +58,7 @@ use self::token::Token;
 use self::turns::Turns;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
-use gcgroupfs_model::tree::{Saved, Tree};
+use gcgroupfs_model::tree::{Killer, Saved, Tree};
 use gcgroupfs_sys::{self as sys, process};
 
 pub use self::listener::Listener;
@@ -281,8 +281,9 @@ impl Server {
     fn drain_wake(&mut self) {
         // Stops when the socket is empty or closed.
         while matches!(self.woken.read(&mut [0; 64]), Ok(64)) {}
-        for ((directory, uid), time) in self.kills.take() {
-            self.registry.kill(&self.tree.doomed(directory), uid, time);
+        for ((directory, uid), (cause, time)) in self.kills.take() {
+            let killer = Killer { uid, cause };
+            self.registry.kill(&self.tree.doomed(directory), killer, time);
         }
         for _ in 0..MAX_RULE_ANSWERS {
             match self.rule_queries.answer() {

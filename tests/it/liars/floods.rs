@@ -32,12 +32,12 @@ fn registration_flood_fills_neither_log_nor_exited() {
     );
 
     // Processes of other users are logged as usual.
-    let other = liar_of(&mount, LIAR + 1, &[]);
-    let joined = format!("of user {} joined", LIAR + 1);
-    wait_until("the log reports the other user's registration", || {
-        mount.log().contains(&joined)
+    let mut other = liar_of(&mount, LIAR + 1, &[]);
+    let ended = format!("ended: {} ", other.pid());
+    other.finish();
+    wait_until("the log reports the other user's process", || {
+        mount.log().contains(&ended)
     });
-    drop(other);
     let more = format!("more lines about processes of user {LIAR} within 10 s");
     wait_until("the log sums up the suppressed lines", || {
         mount.log().contains(&more)

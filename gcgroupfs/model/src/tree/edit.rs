@@ -1,5 +1,6 @@
 //! Write access of control files to the tree.
 
+use super::kill::{KillCause, Killer};
 use super::process::{Process, slots};
 use super::settings::{AfterWrite, COMPUTE_PRIORITY, Check, Kind, SUSPEND, Setting, Value};
 use super::{
@@ -334,8 +335,11 @@ impl<'a> Edit<'a> {
             return Err(Error::bad("1", text));
         }
         self.target()?;
-        self.notices
-            .push(Notice::KillAsked(self.directory, self.caller.uid));
+        let killer = Killer {
+            uid: self.caller.uid,
+            cause: KillCause::Write(self.caller.pid),
+        };
+        self.notices.push(Notice::KillAsked(self.directory, killer));
         Ok(())
     }
 

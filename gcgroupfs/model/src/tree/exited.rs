@@ -38,14 +38,16 @@ pub struct Exited {
     peak: u64,
     /// `memory.current` over time, bytes times seconds.
     byte_seconds: u128,
+    is_in_job: bool,
     pub(super) sums: Sums,
 }
 
 impl Exited {
-    pub(super) fn new(process: &Process, devices: &Devices, end: u64) -> Self {
+    pub(super) fn new(process: &Process, devices: &Devices, (end, is_in_job): (u64, bool)) -> Self {
         Self {
             identity: process.identity.clone(),
             end,
+            is_in_job,
             peak: usage::peak(process, None, devices),
             byte_seconds: process.byte_seconds.get(),
             sums: Sums::of(process, None, devices),
@@ -54,13 +56,13 @@ impl Exited {
 }
 
 impl Tree {
-    /// Returns the line of `exited` about a process.
-    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String)> {
+    /// Returns the line of `exited` about a process, and whether the process was in a job.
+    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String, bool)> {
         let state = self.state.lock();
         let mut exited = state.exited.iter();
         let found =
             exited.find(|exited| (exited.identity.pid, exited.identity.start_time) == (pid, start_time))?;
-        Some((found.identity.clone(), found.to_string()))
+        Some((found.identity.clone(), found.to_string(), found.is_in_job))
     }
 }
 

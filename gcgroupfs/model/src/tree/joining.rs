@@ -159,7 +159,11 @@ impl State {
         if self.pids.get(&pid) == Some(&id) {
             self.pids.remove(&pid);
         }
-        let exited = Exited::new(&process, &self.devices, end);
+        let groups = self.chain(process.group).into_iter();
+        let is_in_job = groups
+            .filter_map(|id| self.groups.get(&id))
+            .any(|group| group.is_job);
+        let exited = Exited::new(&process, &self.devices, (end, is_in_job));
         if !goes_on {
             let is_empty = |id: &GroupId| self.groups.get(id).is_some_and(|group| group.nr_members == 0);
             let ended = self.chain(process.group).into_iter().filter(is_empty);

@@ -1,8 +1,37 @@
 //! Processes and groups that a write to `gcgroup.kill` concerns.
 
 use std::collections::HashSet;
+use std::fmt::{self, Display};
 
 use super::{Directory, Entity, GroupId, ProcessId, Tree};
+
+/// User for whom processes are killed, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Killer {
+    pub uid: u32,
+    pub cause: KillCause,
+}
+
+/// Why processes are killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KillCause {
+    /// The process with this pid has written `gcgroup.kill`.
+    Write(u32),
+    /// The lease of the group or of one above has expired.
+    Lease,
+    /// A limit of the group or of one below has refused an allocation.
+    OomGroup,
+}
+
+impl Display for Killer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cause {
+            KillCause::Write(pid) => write!(f, "gcgroup.kill, written by {pid} of user {}", self.uid),
+            KillCause::Lease => f.write_str("gcgroup.lease of its group"),
+            KillCause::OomGroup => f.write_str("memory.oom.group of its group"),
+        }
+    }
+}
 
 /// Processes to be killed, and groups whose further processes are to be killed.
 #[derive(Debug, Default, PartialEq, Eq)]

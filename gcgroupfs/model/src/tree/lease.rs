@@ -3,6 +3,7 @@
 //! The time of the end is stored as milliseconds since boot, so it stays valid over restarts of the daemon.
 //! What the action requires is derived from the time at each start, write and end: a new lease ends it.
 
+use super::kill::{KillCause, Killer};
 use super::lease_action::{Effect, LEASE_ACTIONS, LeaseAction, lease_action};
 use super::settings::{COMPUTE_FREEZE, Hold, Holder, LEASE, LEASE_ACTION, SUSPEND, Value};
 use super::{Directory, Edit, Entity, Group, GroupId, Notice, ProcessId, Settings, State, Tree, View};
@@ -53,6 +54,13 @@ fn held(group: &Group) -> Option<Hold> {
 /// Returns whether processes in the group itself are to be killed.
 fn kills(group: &Group) -> bool {
     group.has_lease_expired && action(&group.settings).effect == Effect::Kills
+}
+
+fn killer(group: &Group) -> Killer {
+    Killer {
+        uid: group.access.owner.uid,
+        cause: KillCause::Lease,
+    }
 }
 
 impl Tree {
@@ -106,7 +114,7 @@ impl State {
         group.has_lease_expired = end.is_some_and(|end| end <= now);
         let awaited = end.filter(|_| !group.has_lease_expired);
         self.leases.extend(awaited.map(|end| (id, end)));
-        let killer = kills(group).then_some(group.access.owner.uid);
+        let killer = kills(group).then(|| killer(group));
         let held = held(group).filter(|_| group.has_lease_expired);
         let change = |holds: &mut Vec<Hold>| {
             holds.retain(|hold| !hold.holder.is_lease());
@@ -114,8 +122,8 @@ impl State {
         };
         self.change_holds(id.0, change, notices);
         self.change_standing(id, |_| {}, notices);
-        if let Some(uid) = killer {
-            notices.push(Notice::KillAsked(Directory::group(id), uid));
+        if let Some(killer) = killer {
+            notices.push(Notice::KillAsked(Directory::group(id), killer));
         }
     }
 
@@ -124,7 +132,7 @@ impl State {
     pub(super) fn kill_expired(&self, id: ProcessId, group: Option<GroupId>, notices: &mut Vec<Notice>) {
         let groups = self.chain(group).into_iter();
         let killers = groups.filter_map(|group| self.groups.get(&group).filter(|group| kills(group)));
-        let asked = killers.map(|group| Notice::KillAsked(Directory::process(id), group.access.owner.uid));
+        let asked = killers.map(|group| Notice::KillAsked(Directory::process(id), killer(group)));
         notices.extend(asked);
     }
 }

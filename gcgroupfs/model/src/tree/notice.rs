@@ -1,5 +1,6 @@
 //! Notices of the tree to its listeners.
 
+use super::kill::Killer;
 use super::{Directory, GroupId, ProcessId, Saved, UserChange};
 
 /// A change that the tree cannot act on itself. Delivered after the lock has been released, so two notices
@@ -70,7 +71,7 @@ pub enum Notice {
     EndsAsked,
     /// The process, or the processes in the group and below, are to be killed for the user with this uid: see
     /// [`Tree::doomed`](super::Tree::doomed).
-    KillAsked(Directory, u32),
+    KillAsked(Directory, Killer),
     /// A process is to be suspended or resumed:
     /// see [`Tree::pending_suspensions`](super::Tree::pending_suspensions).
     SuspendAsked,

@@ -6,6 +6,7 @@ mod tests;
 
 use gcgroup_abi::OTHER_DEVICE;
 
+use super::kill::{KillCause, Killer};
 use super::process::{Process, slots};
 use super::refused::{Cause, OomGroup, ProcessRefusals, Refused};
 use super::settings::{MEMORY_LIMIT, MEMORY_OOM_GROUP};
@@ -170,7 +171,11 @@ impl State {
         self.count_in_group(group, device, |sums| sums.nr_oom_group_kill += 1, notices);
         notices.extend(self.counts_changed(group));
         if let Some(unit) = self.groups.get(&group) {
-            notices.push(Notice::KillAsked(Directory::group(group), unit.access.owner.uid));
+            let killer = Killer {
+                uid: unit.access.owner.uid,
+                cause: KillCause::OomGroup,
+            };
+            notices.push(Notice::KillAsked(Directory::group(group), killer));
         }
     }
 

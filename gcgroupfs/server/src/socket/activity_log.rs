@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use gcgroup_abi::NO_LIMIT;
 use parking_lot::Mutex;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::text::word;
@@ -75,7 +75,9 @@ impl Listener for ActivityLog {
                     .and_then(|tree| tree.exit_line(*pid, *start_time));
                 let mut known = self.known.lock();
                 known.seen.remove(id);
-                if let Some((identity, line)) = exited
+                // A job has one line for all its processes.
+                if let Some((identity, line, is_in_job)) = exited
+                    && !is_in_job
                     && known.ends.allows(identity.uid, Instant::now())
                 {
                     info!(PID = pid, UID = identity.uid, "ended: {line}");
@@ -139,12 +141,12 @@ impl Known {
             if nr_refused > 0 && self.refusals.allows(uid, now) {
                 line.refused(nr_refused);
             }
-            if current.is_frozen != before.is_frozen && self.freezes.allows(uid, now) {
+            if current.is_frozen != before.is_frozen && self.freezes.allows_debug(uid, now) {
                 line.froze();
             }
             let nr_out = current.nr_out.saturating_sub(before.nr_out);
             let nr_in = current.nr_in.saturating_sub(before.nr_in);
-            if nr_out + nr_in > 0 && self.moves.allows(uid, now) {
+            if nr_out + nr_in > 0 && self.moves.allows_debug(uid, now) {
                 line.moved(nr_out, nr_in);
             }
         }
@@ -195,7 +197,7 @@ impl Line<'_> {
     }
 
     fn froze(&self) {
-        info!(
+        debug!(
             PID = self.activity.identity.pid,
             UID = self.activity.identity.uid,
             GROUP = %self.group(),
@@ -207,7 +209,7 @@ impl Line<'_> {
     }
 
     fn moved(&self, nr_out: u64, nr_in: u64) {
-        info!(
+        debug!(
             PID = self.activity.identity.pid,
             UID = self.activity.identity.uid,
             GROUP = %self.group(),

@@ -9,16 +9,18 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::host;
-use gcgroupfs_model::tree::{Directory, Listener, Notice};
+use gcgroupfs_model::tree::{Directory, KillCause, Killer, Listener, Notice};
 
-/// Directories whose processes are to be killed, with the uids of the users that request it, and when that
-/// was last requested, in ticks since boot.
+/// Directories whose processes are to be killed, with the uids of the users that request it, and the last
+/// request: why, and when in ticks since boot.
+type Requests = HashMap<(Directory, u32), (KillCause, u64)>;
+
 #[derive(Debug, Default)]
-pub(super) struct Kills(Mutex<HashMap<(Directory, u32), u64>>);
+pub(super) struct Kills(Mutex<Requests>);
 
 impl Kills {
     /// Removes and returns all requests.
-    pub(super) fn take(&self) -> HashMap<(Directory, u32), u64> {
+    pub(super) fn take(&self) -> Requests {
         std::mem::take(&mut self.0.lock())
     }
 }
@@ -39,9 +41,9 @@ impl LoopWaker {
 impl Listener for LoopWaker {
     fn notice(&self, notice: &Notice) {
         match notice {
-            Notice::KillAsked(directory, uid) => {
-                let asked = (*directory, *uid);
-                self.kills.0.lock().insert(asked, host::ticks_since_boot());
+            Notice::KillAsked(directory, Killer { uid, cause }) => {
+                let last = (*cause, host::ticks_since_boot());
+                self.kills.0.lock().insert((*directory, *uid), last);
             }
             Notice::EndsAsked => {}
             _ => return,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::Epoll;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use self::first::FirstRegistration;
 use self::killed::Killed;
@@ -105,6 +105,11 @@ impl Registry {
     /// Returns whether a further line about the user may be logged.
     pub(super) fn may_log_of(&mut self, uid: u32) -> bool {
         self.log_limit.allows(uid, Instant::now())
+    }
+
+    /// Returns whether a further line about the user may be logged at level debug.
+    fn may_debug_of(&mut self, uid: u32) -> bool {
+        self.log_limit.allows_debug(uid, Instant::now())
     }
 
     /// Returns whether the process is still tracked, so that its end, if it has ended, is yet to be handled.
@@ -227,8 +232,8 @@ impl Registry {
             "" => String::new(),
             path => format!(" {path:?}"),
         };
-        if self.may_log_of(uid) {
-            info!(
+        if self.may_debug_of(uid) {
+            debug!(
                 PID = identity.pid,
                 UID = identity.uid,
                 GROUP = %format_args!("/{path}"),

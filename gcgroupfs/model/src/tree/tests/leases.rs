@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::tree::ProcessId;
 use crate::tree::fixture::set_uptime;
+use crate::tree::{KillCause, Killer, ProcessId};
 
 /// Time of the tests' start on the clock since boot, seconds.
 const NOW: u64 = 86_400;
@@ -89,12 +89,16 @@ fn expired_lease_kills_members_old_and_new() {
     at(2);
     assert_eq!(expire(&world), [("team".to_owned(), "kill")]);
     let team = Directory::group(world.group("team"));
-    assert!(world.take_notices().contains(&Notice::KillAsked(team, ROOT.uid)));
+    let killer = Killer {
+        uid: ROOT.uid,
+        cause: KillCause::Lease,
+    };
+    assert!(world.take_notices().contains(&Notice::KillAsked(team, killer)));
     assert!(!is_frozen(&world, id));
     assert_eq!(expire(&world), [], "once");
     let late = world.join(101);
     world.store("team/job/gcgroup.procs", ROOT, "101").unwrap();
-    let asked = Notice::KillAsked(Directory::process(late), ROOT.uid);
+    let asked = Notice::KillAsked(Directory::process(late), killer);
     assert!(world.take_notices().contains(&asked), "it entered after the end");
 }
 

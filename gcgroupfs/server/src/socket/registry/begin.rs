@@ -2,7 +2,7 @@
 
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::super::initial_group::{Credentials, GroupFacts, NewJob, make_job_group};
 use super::super::rule_queries::JobRequest;
@@ -60,8 +60,8 @@ impl Registry {
         match make_job_group(&self.tree, &facts, &new) {
             Ok(made) => {
                 let path = self.tree.path(Some(made));
-                if self.may_log_of(who.uid) {
-                    info!("{} of user {} starts job {path:?}", job.pid, who.uid);
+                if self.may_debug_of(who.uid) {
+                    debug!("{} of user {} starts job {path:?}", job.pid, who.uid);
                 }
                 Ok(path)
             }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::{Registry, now};
 use crate::journal::Key;
@@ -120,9 +120,9 @@ impl Registry {
         };
         let (key, is_asking) = (known.key, known.is_asking);
         if let Some(identity) = self.tree.identity(registration.id)
-            && self.log_limit.allows(identity.uid, Instant::now())
+            && self.may_debug_of(identity.uid)
         {
-            info!(
+            debug!(
                 PID = identity.pid,
                 UID = identity.uid,
                 "{} ({}) left",

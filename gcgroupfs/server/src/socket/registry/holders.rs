@@ -1,7 +1,7 @@
 //! Processes that hold settings of others.
 
 use nix::errno::Errno;
-use tracing::info;
+use tracing::debug;
 
 use super::{Registry, key};
 use crate::journal::Key;
@@ -40,7 +40,7 @@ impl Registry {
         let change = self.tree.hold(holder, caller, new);
         self.tree
             .finish(change.map_err(|error| (error.errno(), error.to_string()))?);
-        if self.may_log_of(holder.uid) {
+        if self.may_debug_of(holder.uid) {
             let (pid, uid) = (holder.pid, holder.uid);
             let texts = new.iter().map(|new| format!("{} {}", new.setting.name, new.text));
             let mut texts: Vec<String> = texts.collect();
@@ -49,7 +49,7 @@ impl Registry {
             texts.dedup();
             let nr_targets = nr_holds / texts.len().max(1);
             let what = texts.join(", ");
-            info!("{pid} of user {uid} holds {what:?} on processes and groups: {nr_targets}");
+            debug!("{pid} of user {uid} holds {what:?} on processes and groups: {nr_targets}");
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use gcgroupfs_model::tree::{Caller, Doomed, GroupId};
+use gcgroupfs_model::tree::{Caller, Doomed, GroupId, KillCause, Killer};
 use nix::errno::Errno;
 use tracing::{info, warn};
 
@@ -13,20 +13,25 @@ use crate::journal::Key;
 /// Seconds after a kill in which processes that started before it are killed when they register.
 const LATE_SECONDS: u64 = 60;
 
-/// Groups whose processes were killed, the uids of the users for whom, and when, in ticks since boot.
+/// Groups whose processes were killed, the uids of the users for whom, and why and when (ticks since boot)
+/// that was last done.
 #[derive(Debug, Default)]
-pub(super) struct Killed(HashMap<(GroupId, u32), u64>);
+pub(super) struct Killed(HashMap<(GroupId, u32), (KillCause, u64)>);
 
 impl Killed {
     /// Returns the users for whom the group's processes were killed, at most [`LATE_SECONDS`] ago, after a
     /// process had started that registers there at `now`. The ticks of both times are equal in a process that
     /// started within 10 ms of that: it lives.
-    fn killers(&self, group: GroupId, start_time: u64, now: u64) -> Vec<u32> {
-        let kills = self
-            .0
-            .iter()
-            .filter(|((killed, _), time)| *killed == group && start_time < **time && is_recent(**time, now));
-        kills.map(|((_, uid), _)| *uid).collect()
+    fn killers(&self, group: GroupId, start_time: u64, now: u64) -> Vec<Killer> {
+        let concerns = |killed, time| killed == group && start_time < time && is_recent(time, now);
+        let kills = self.0.iter();
+        let kills = kills.filter(|((killed, _), (_, time))| concerns(*killed, *time));
+        kills
+            .map(|((_, uid), (cause, _))| Killer {
+                uid: *uid,
+                cause: *cause,
+            })
+            .collect()
     }
 }
 
@@ -38,12 +43,12 @@ fn is_recent(killed: u64, now: u64) -> bool {
 impl Registry {
     /// Kills processes for a user, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`]
     /// those that started before and register in one of the groups.
-    pub(in super::super) fn kill(&mut self, doomed: &Doomed, uid: u32, time: u64) {
-        let recent = |killed: &u64| is_recent(*killed, time);
+    pub(in super::super) fn kill(&mut self, doomed: &Doomed, killer: Killer, time: u64) {
         self.killed
             .0
-            .retain(|(group, _), killed| recent(killed) && self.tree.is_group(*group));
-        let groups = doomed.groups.iter().map(|group| ((*group, uid), time));
+            .retain(|(group, _), (_, killed)| is_recent(*killed, time) && self.tree.is_group(*group));
+        let groups = doomed.groups.iter();
+        let groups = groups.map(|group| ((*group, killer.uid), (killer.cause, time)));
         self.killed.0.extend(groups);
         for number in self.live.numbers() {
             let Some(known) = self.live.get_mut(number) else {
@@ -58,7 +63,7 @@ impl Registry {
                 }
             };
             if is_doomed {
-                self.kill_one(number, uid);
+                self.kill_one(number, killer);
             }
         }
     }
@@ -69,32 +74,39 @@ impl Registry {
         let Some(group) = group else { return };
         let now = host::ticks_since_boot();
         for group in self.tree.killed_with(group) {
-            for uid in self.killed.killers(group, key.start_time, now) {
-                self.kill_one(number, uid);
+            for killer in self.killed.killers(group, key.start_time, now) {
+                self.kill_one(number, killer);
             }
         }
     }
 
-    /// Kills a process for the user with this uid, but none of another user's.
-    fn kill_one(&mut self, number: u64, by: u32) {
+    /// Kills a process for a user, but none of another user's.
+    fn kill_one(&mut self, number: u64, killer: Killer) {
         let Some(known) = self.live.get_mut(number) else {
             return;
         };
         let caller = Caller {
-            uid: by,
+            uid: killer.uid,
             gid: 0,
             pid: 0,
         };
-        let user = (!self.tree.is_root(caller)).then_some(by);
+        let user = (!self.tree.is_root(caller)).then_some(killer.uid);
         let (pid, uid) = (known.key.pid, known.uid());
         let killed = known.kill_for(user);
         if !self.may_log_of(uid) {
             return;
         }
         match killed {
-            Ok(()) => info!("{pid} was killed: by gcgroup.kill, a lease or memory.oom.group"),
+            Ok(()) => info!(
+                PID = pid,
+                UID = uid,
+                BY_UID = killer.uid,
+                "{pid} was killed: by {killer}"
+            ),
             Err(Errno::ESRCH) => {}
-            Err(Errno::EPERM) => info!("{pid} was not killed for user {by}: it is another user's now"),
+            Err(Errno::EPERM) => {
+                info!("{pid} was not killed by {killer}: it is another user's now");
+            }
             Err(errno) => warn!("{pid} cannot be killed: {errno}"),
         }
     }
@@ -106,7 +118,7 @@ mod tests {
 
     #[test]
     fn only_processes_started_before_a_recent_kill_are_included() {
-        let killed = Killed(HashMap::from([((GroupId(7), 1000), 100)]));
+        let killed = Killed(HashMap::from([((GroupId(7), 1000), (KillCause::Lease, 100))]));
         let last = 100 + LATE_SECONDS * host::ticks_per_second();
         for (group, start_time, now, is_included) in [
             (7, 99, 100, true),
@@ -116,9 +128,13 @@ mod tests {
             (7, 99, last, true),
             (7, 99, last + 1, false),
         ] {
+            let killer = Killer {
+                uid: 1000,
+                cause: KillCause::Lease,
+            };
             assert_eq!(
                 killed.killers(GroupId(group), start_time, now),
-                if is_included { vec![1000] } else { vec![] },
+                if is_included { vec![killer] } else { vec![] },
                 "{start_time} at {now}"
             );
         }
