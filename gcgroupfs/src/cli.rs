@@ -281,7 +281,14 @@ fn print_manual(arguments: &Manual) -> anyhow::Result<()> {
 
 fn completions(shell: Shell) -> Vec<u8> {
     let mut out = Vec::new();
-    clap_complete::generate(shell, &mut on_ample_stack(Cli::command), "gcgroupfs", &mut out);
+    // Generators show hidden commands.
+    let all = on_ample_stack(Cli::command);
+    let shown = all.get_subcommands().filter(|command| !command.is_hide_set());
+    let mut command = clap::Command::new("gcgroupfs")
+        .version(VERSION.as_str())
+        .args(all.get_arguments())
+        .subcommands(shown);
+    clap_complete::generate(shell, &mut command, "gcgroupfs", &mut out);
     out
 }
 
@@ -321,7 +328,8 @@ mod tests {
             let nr_entries =
                 page.matches(&format!("{entry}\n")).count() + page.matches(&format!("{entry} ")).count();
             assert_eq!(nr_entries, usize::from(!command.is_hide_set()), "{name}");
-            assert!(completed.contains(&format!("gcgroupfs,{name})")), "{name}");
+            let is_completed = completed.contains(&format!("gcgroupfs,{name})"));
+            assert_eq!(is_completed, !command.is_hide_set(), "{name}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The manual page gcgroupfs(5), and a Markdown table of the control files, made from the table of files.
 
+mod examples;
 pub(crate) mod pages;
 
 use std::fmt::Write;

@@ -2,13 +2,13 @@
 //! the command line's definition and from gcgroupfs(5).
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::Command;
 use clap_mangen::Man;
 
-use super::Interface;
+use super::{Interface, examples};
 
 /// Date of the last change of the pages' text.
 pub(super) const DATE: &str = "2026-11-23";
@@ -62,10 +62,13 @@ fn all(interface: Interface) -> io::Result<Vec<(String, String)>> {
 }
 
 fn of_command(command: &Command) -> io::Result<String> {
+    let mut command = command.clone();
     let name = command
         .get_display_name()
         .unwrap_or(command.get_name())
         .to_owned();
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
     let source = concat!("gcgroupfs ", env!("CARGO_PKG_VERSION"));
     let page = Man::new(command.clone())
         .title(name.to_uppercase())
@@ -76,7 +79,7 @@ fn of_command(command: &Command) -> io::Result<String> {
     let mut text = Vec::new();
     page.render_title(&mut text)?;
     page.render_name_section(&mut text)?;
-    page.render_synopsis_section(&mut text)?;
+    writeln!(text, ".SH SYNOPSIS\n.B {}", super::roff(usage))?;
     page.render_description_section(&mut text)?;
     page.render_options_section(&mut text)?;
     if command.has_subcommands() {
@@ -87,7 +90,10 @@ fn of_command(command: &Command) -> io::Result<String> {
         .map(ToString::to_string)
         .unwrap_or_default();
     if !help.is_empty() {
-        page.render_extra_section(&mut text)?;
+        writeln!(text, ".SH NOTES")?;
+        for paragraph in help.split("\n\n") {
+            writeln!(text, ".PP\n{}", super::roff(paragraph))?;
+        }
     }
     // Breaks beside vertical space, which mandoc(1) objects to.
     let text = String::from_utf8_lossy(&text).replace("\n.br\n.sp\n", "\n.sp\n");
@@ -95,6 +101,10 @@ fn of_command(command: &Command) -> io::Result<String> {
     let mut text = text.replace("\n.sp\n.br\n", "\n.sp\n");
     if !help.contains("Exit status") {
         text.push_str(EXIT_STATUS);
+    }
+    if let Some(example) = examples::of(command.get_name()) {
+        let example = super::roff(example);
+        text.push_str(&format!(".SH EXAMPLES\n.EX\n{example}\n.EE\n"));
     }
     Ok(text + ERRORS + SEE_ALSO)
 }
@@ -133,13 +143,14 @@ mod tests {
             .collect();
         for name in names.iter().map(String::as_str).chain(["gcgroupfs.1"]) {
             let (_, text) = pages.iter().find(|(file, _)| file == name).unwrap();
-            for section in ["NAME", "SYNOPSIS", "ERRORS", "\"SEE ALSO\""] {
+            for section in ["NAME", "SYNOPSIS", "EXAMPLES", "ERRORS", "\"SEE ALSO\""] {
                 assert_eq!(
                     text.matches(&format!(".SH {section}\n")).count(),
                     1,
                     "{name} {section}\n{text}"
                 );
             }
+            assert!(!text.contains(".SH EXTRA"), "{name}\n{text}");
             let nr_statuses = text.matches("Exit status").count() + text.matches("\"EXIT STATUS\"").count();
             assert_eq!(nr_statuses, 1, "{name}\n{text}");
         }
