@@ -62,7 +62,8 @@ pub(crate) struct Sampler {
 /// Submissions for which [`UNKNOWN_COST`] is published.
 #[derive(Debug, Default)]
 struct Unknown {
-    /// Number of those that are not corrected, and when the first of them was made, nanoseconds.
+    /// Number of those that are not corrected, and when the first of them was made or, if that was later, the
+    /// ones before were corrected, nanoseconds.
     count: u64,
     since: u64,
     /// Number of all.
@@ -111,7 +112,8 @@ impl Sampler {
     pub(super) fn note_unknown(&self, now: u64, count: u64) {
         let unknown = &mut *self.unknown.lock();
         if unknown.count == 0 {
-            unknown.since = now;
+            // Time up to the last correction has been charged.
+            unknown.since = unknown.since.max(now);
         }
         (unknown.count, unknown.noted) = (unknown.count + count, unknown.noted + count);
     }
@@ -124,7 +126,11 @@ impl Sampler {
     /// Returns the nanoseconds published in excess for submissions of unknown cost, all of which have ended.
     pub(super) fn end_unknown(&self) -> u64 {
         let unknown = &mut *self.unknown.lock();
-        let passed = sys::now().saturating_sub(unknown.since);
+        if unknown.count == 0 {
+            return 0;
+        }
+        let now = sys::now();
+        let passed = now.saturating_sub(std::mem::replace(&mut unknown.since, now));
         (std::mem::take(&mut unknown.count) * UNKNOWN_COST).saturating_sub(passed)
     }
 
