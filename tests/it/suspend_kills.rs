@@ -147,12 +147,12 @@ fn daemon_killed_at_any_step_continues_from_the_state_in_the_driver() {
     }
 }
 
-/// Runs a frozen program of which 64 of 128 MiB are being copied to the host, for two seconds, and whose
-/// suspension waits for the library's helper thread.
+/// Runs a frozen program of which 64 of 128 MiB are being copied to the host, at so many bytes a second, and
+/// whose suspension waits for the library's helper thread until a part of that is copied.
 #[track_caller]
-fn reach_hold_in_a_move(config: Config) -> (Mount, Governed) {
+fn reach_hold_in_a_move(config: Config, bandwidth: &str) -> (Mount, Governed) {
     let config = config.env("SIMGPU_CONTEXT_MEMORY", 0);
-    let mount = Mount::with(config.env("SIMGPU_HOST_BANDWIDTH", "32M"));
+    let mount = Mount::with(config.env("SIMGPU_HOST_BANDWIDTH", bandwidth));
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
     let mut program = Governed::spawn(command);
@@ -177,7 +177,7 @@ fn reach_hold_in_a_move(config: Config) -> (Mount, Governed) {
 
 #[test]
 fn suspension_ends_a_move_and_counts_its_memory_once() {
-    let (mount, mut program) = reach_hold_in_a_move(Config::default());
+    let (mount, mut program) = reach_hold_in_a_move(Config::default(), "32M");
     let (pid, dir) = (program.pid(), Dir::of(&mount, program.pid()));
     wait_until("the process is suspended", || {
         events(&mount, pid).contains("suspended 1\n")
@@ -195,7 +195,9 @@ fn suspension_ends_a_move_and_counts_its_memory_once() {
 
 #[test]
 fn program_goes_on_when_the_daemon_is_killed_before_the_lock_during_a_move() {
-    let (mut mount, mut program) = reach_hold_in_a_move(Config::default().arg("--grace").arg("100"));
+    // Slow, so that the step lasts until it is seen on a busy machine.
+    let config = Config::default().arg("--grace").arg("100");
+    let (mut mount, mut program) = reach_hold_in_a_move(config, "8M");
     mount.kill9();
     assert_eq!(program.ask("verify"), "verified 4");
 }
