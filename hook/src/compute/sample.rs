@@ -266,7 +266,9 @@ impl Sampler {
         let results = &mut *self.results.lock();
         let more = results.estimate.advance(seen, &results.costs);
         let unknown = results.estimate.count(seen.progress != Progress::Elsewhere, seen);
-        self.note_unknown(sys::now(), unknown);
+        if unknown > 0 {
+            self.note_unknown(sys::now(), unknown);
+        }
         more + unknown * UNKNOWN_COST
     }
 }
