@@ -270,7 +270,10 @@ fn spawn(words: &[u8], needs_driver: bool, descriptors: Vec<OwnedFd>) -> io::Res
         // Where every program is governed, a library in it finds no daemon.
         command.env(GCGROUP_SOCKET.name, "/dev/null").stderr(errors);
     }
-    let child = command.spawn()?;
-    let pidfd = crate::pidfd_open(child.id().cast_signed())?;
+    let mut child = command.spawn()?;
+    let pidfd = crate::pidfd_open(child.id().cast_signed()).inspect_err(|_| {
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
     Ok((child, pidfd))
 }
