@@ -121,7 +121,7 @@ fn job(program: &Path, job: u32) -> anyhow::Result<String> {
     );
     let is_owner = |line: &str| line.starts_with("   UserId=");
     let owners = text.lines().filter(|line| is_owner(line)).count();
-    let second = text.lines().skip(1).find(|line| !is_numbers(line));
+    let second = text.lines().skip(1).find(|line| !has_ids(line));
     ensure!(
         owners == 1 && second.is_some_and(is_owner),
         "the name of job {job} has a newline"
@@ -129,9 +129,9 @@ fn job(program: &Path, job: u32) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns whether Slurm prints such a line before the one with the user: of a component of a heterogeneous
-/// job, or in 26.05 of each job.
-fn is_numbers(line: &str) -> bool {
+/// Returns whether the line has identifiers, which Slurm prints before the user of a component of a
+/// heterogeneous job, and since 26.05 of each job.
+fn has_ids(line: &str) -> bool {
     let value = |key| line.strip_prefix(key);
     value("   HetJobIdSet=")
         .or_else(|| value("   SLUID="))
@@ -264,20 +264,16 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_numbers_may_precede_the_user() {
-        for (numbers, is_accepted) in [
+    fn lines_of_identifiers_may_precede_the_user() {
+        for (ids, is_accepted) in [
             ("   SLUID=s1ZNM8DYGB7900", true),
             ("   HetJobIdSet=7-8\n   SLUID=s1", true),
             ("   SLUID=s1 GRES=shard:8", false),
             ("   Other=1", false),
         ] {
-            let text = format!("JobId=7 JobName=x\n{numbers}\n{OWNER}{GIVEN}");
+            let text = format!("JobId=7 JobName=x\n{ids}\n{OWNER}{GIVEN}");
             let (_directory, program) = with_jobs(&[("7", text)]);
-            assert_eq!(
-                resources_of_job(&program, 7, "a1").is_ok(),
-                is_accepted,
-                "{numbers}"
-            );
+            assert_eq!(resources_of_job(&program, 7, "a1").is_ok(), is_accepted, "{ids}");
         }
     }
 

@@ -24,7 +24,7 @@ macro_rules! options {
             cycle_usec => cycle * USEC: 1_000..=1_000_000 = 20_000,
                 "each busy process gets a turn within this time, if its share allows one";
             starvation_percent => starvation * PERCENT: 0..=50 = 1,
-                "share of the GPU for waiting processes with equal parts, with all others at most 16 or this; 0: only in their turn";
+                "share of the GPU for waiting processes that have equal parts; all waiting ones get at most 16 or this; 0: only in their turn";
             patience_usec => patience * USEC: 5_000..=1_000_000 = 250_000,
                 "after this time a waiting process submits one batch, whatever the daemon says";
             watch_usec => watch * USEC: 0..=3_600_000_000 = 10_000_000,

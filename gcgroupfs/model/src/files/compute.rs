@@ -21,7 +21,7 @@ pub(super) const FILES: &[ControlFile] = &[
                 Ok(())
             },
         ),
-        doc: "The scheduling policy: @POLICIES@. With each, the waiting processes with equal parts of the GPU get 1 % of it, at most 16 % with all others. Only root writes it; it is kept until the machine restarts.",
+        doc: "The scheduling policy: @POLICIES@. With each, waiting processes that have equal parts get 1 % of the GPU together, and all waiting ones at most 16 %. Only root writes it; it is kept until the machine restarts.",
     },
     ControlFile::of(COMPUTE_MAX),
     ControlFile::of(COMPUTE_FREEZE),
