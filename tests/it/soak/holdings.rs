@@ -10,7 +10,7 @@ use support::helper;
 /// Open descriptors, threads and mapped blocks of a process, by kind.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(super) struct Holdings {
-    /// All but the socket of an idle helper of suspensions.
+    /// All but the socket and the pidfd of an idle helper of suspensions.
     descriptors: BTreeMap<String, usize>,
     /// Threads except those that close received descriptors and those that read /proc: their number stays at
     /// the highest number needed at once.
@@ -37,7 +37,11 @@ impl Holdings {
         let kind = |path: &Path| {
             let target = fs::read_link(path).ok()?.display().to_string();
             // The names of sockets and pipes contain numbers, and those of files in /proc the daemon's pid.
-            let target = target.split(":[").next().unwrap_or_default();
+            let target = match target.as_str() {
+                // The name before Linux 6.9.
+                "anon_inode:[pidfd]" => "pidfd",
+                target => target.split(":[").next().unwrap_or_default(),
+            };
             let is_pid = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
             Some(
                 target
@@ -53,9 +57,14 @@ impl Holdings {
         let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("proc(5)");
         let mut descriptors = count(names("fd", kind));
         // The daemon keeps the last helper for a minute or two.
-        if let Some(sockets) = descriptors.get_mut("socket") {
-            *sockets -= usize::from(helper(pid, "checkpoint").is_some());
+        if helper(pid, "checkpoint").is_some() {
+            for kind in ["socket", "pidfd"] {
+                descriptors
+                    .entry(kind.to_owned())
+                    .and_modify(|number| *number -= 1);
+            }
         }
+        descriptors.retain(|_, number| *number > 0);
         Self {
             descriptors,
             threads: count(threads),
