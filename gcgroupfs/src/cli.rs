@@ -9,6 +9,7 @@ mod explain;
 mod expression;
 mod format;
 mod freeze;
+mod gvm;
 mod hold;
 mod ls;
 mod mount;
@@ -91,7 +92,7 @@ macro_rules! commands {
 
 commands! {
     /// Runs the daemon in the foreground and shows its control files at a mount point.
-    Mount(mount::Arguments) => |socket, arguments| mount::run(&socket.of_new()?, &arguments);
+    Mount(mount::Arguments) => |socket, arguments| mount::run(socket, &arguments);
     /// Prints a control file, without the mount.
     Get(File) => |socket, file| {
         let (mut client, path) = socket.client_of(&file.path)?;
@@ -129,6 +130,8 @@ commands! {
     Suspend(freeze::Suspend) => |socket, arguments| freeze::suspend(&socket, &arguments);
     /// Moves the memory of suspended processes and groups back, once there is room.
     Resume(freeze::Resume) => |socket, arguments| freeze::resume(&socket, &arguments);
+    /// Runs a command that finds the control files where GVM has them, in debugfs.
+    Gvm(gvm::Arguments) => |socket, arguments| gvm::run(&socket.of_daemon(), &arguments);
     /// Checks a configuration, and shows which of its rules matches a process.
     CheckConfig(check_config::Arguments) => |_, arguments| check_config::run(&arguments);
     /// Checks the machine, the installation and the daemon, and says what to do about each fault.
@@ -154,6 +157,9 @@ commands! {
     /// Receives descriptors for the daemon
     #[command(hide = true)]
     Receive(Nothing) => |_, _| receive::run();
+    /// Serves GVM's files
+    #[command(hide = true)]
+    ServeGvm(gvm::Served) => |socket, arguments| gvm::serve(&socket.of_daemon(), &arguments);
     /// Shuts down a killed daemon's connections
     #[command(hide = true)]
     Sever(sever::Arguments) => |_, arguments| sever::run(&arguments);

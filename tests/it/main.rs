@@ -89,6 +89,8 @@ mod groups_limit;
 #[cfg(test)]
 mod groups_swap;
 #[cfg(test)]
+mod gvm;
+#[cfg(test)]
 mod holds;
 #[cfg(test)]
 mod holes;

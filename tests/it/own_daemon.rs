@@ -15,8 +15,9 @@ use crate::driver::{DriverShell, driver_shell};
 const USER: u32 = 1000;
 const MIB: u64 = 1 << 20;
 
-/// Shell script that prepares a mount namespace with a /dev/fuse that users may open, as udev creates it.
-const PREPARE: &str = "
+/// Shell script that prepares a mount namespace with a /dev/fuse that users may open, as udev creates it. It
+/// makes a directory `dev` in the directory that it is passed first.
+pub(crate) const PREPARE: &str = "
 set -e
 mkdir \"$0/dev\"
 mount -t tmpfs -o mode=755 none \"$0/dev\"

@@ -18,6 +18,7 @@ mod slots;
 mod table;
 mod takeover;
 mod triggers;
+pub mod view;
 mod wake;
 
 use std::io;

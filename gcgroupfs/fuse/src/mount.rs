@@ -66,11 +66,13 @@ impl Mount {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(&point)?;
         // A missing component may have been a link.
         let point = absolute(&point)?;
-        let device = if geteuid().is_root() {
-            mount_as_root(&point, source, allow_other)?
-        } else {
-            helper::mount(&point, source, allow_other)?
-        };
+        let device = match mount_directly(&point, source, allow_other) {
+            // A user other than root may mount in a user namespace of its own.
+            Err(error) if !geteuid().is_root() && error.kind() == ErrorKind::PermissionDenied => {
+                helper::mount(&point, source, allow_other)
+            }
+            other => other,
+        }?;
         let (id, number) = match ours(&point)?.last() {
             Some(entry) => (Some(entry.id), entry.device),
             None => (None, 0),
@@ -144,7 +146,7 @@ impl Drop for Mount {
     }
 }
 
-fn mount_as_root(point: &Path, source: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+fn mount_directly(point: &Path, source: &Path, allow_other: bool) -> io::Result<OwnedFd> {
     let device: OwnedFd = OpenOptions::new()
         .read(true)
         .write(true)

@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 
 use super::reload::{InForce, Parts, Reload};
-use super::{paths, promise, supervise};
+use super::{Socket, gvm, paths, promise, supervise};
 use crate::log::{self, Log};
 use crate::{config, sever};
 use gcgroup_abi::{DEFAULT_CONTEXT, KEEPS_PAGES};
@@ -40,6 +40,10 @@ pub(super) struct Arguments {
     /// Mount point of the control files; created if missing [default: /gcgroup; for users other than root,
     /// $XDG_RUNTIME_DIR/gcgroup]
     mountpoint: Option<PathBuf>,
+    /// Show the files of a running daemon at the mount point as another system shows them, to the calling
+    /// user alone
+    #[arg(long, value_name = "SYSTEM", requires = "mountpoint")]
+    view: Option<Shown>,
     /// Directory of the state file, which keeps settings over a restart [default: the socket's directory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -95,6 +99,13 @@ fn policies() -> impl TypedValueParser<Value = &'static Policy> {
     PossibleValuesParser::new(values).map(|name| Policy::named(&name).unwrap_or_default())
 }
 
+/// Other system whose files are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Shown {
+    /// As below /sys/kernel/debug/nvidia-uvm; see gcgroupfs gvm --help
+    Gvm,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OnDaemonLoss {
     /// Continue
@@ -113,11 +124,18 @@ impl Arguments {
     }
 }
 
-/// Runs the daemon until SIGTERM, SIGINT or an unmount.
+/// Runs the daemon, or shows a view, until SIGTERM, SIGINT or an unmount.
 ///
 /// # Errors
 /// The socket, the state file or the mount is not available, or the mount's connection was aborted.
-pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
+pub(super) fn run(socket: Socket, arguments: &Arguments) -> anyhow::Result<()> {
+    match (arguments.view, &arguments.mountpoint) {
+        (Some(Shown::Gvm), Some(point)) => gvm::mount(&socket.of_daemon(), point),
+        _ => serve(&socket.of_new()?, arguments),
+    }
+}
+
+fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     log::start(&arguments.log, arguments.journal_socket.clone())?;
     raise_descriptor_limit();
     survive_file_limit()?;

@@ -45,6 +45,7 @@ const EXAMPLES: &[(&str, &str)] = &[
         "hold",
         "gcgroupfs hold --freeze 4711 -- ./interactive\ngcgroupfs hold --memory-limit 50% team -- sleep 60",
     ),
+    ("gvm", "gcgroupfs gvm -- ./experiment.sh"),
     ("suspend", "gcgroupfs suspend --wait --timeout 60 4711"),
     ("resume", "gcgroupfs resume --wait 4711"),
     (

@@ -60,7 +60,7 @@ pub(super) fn is_connected(kernel: &impl AsFd) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{detach, mount_as_root};
+    use super::super::{detach, mount_directly};
     use super::*;
 
     /// Needs root and /dev/fuse, as mounting does.
@@ -68,7 +68,7 @@ mod tests {
     fn abort_breaks_only_the_connection_with_that_number() {
         let directory = tempfile::tempdir().unwrap();
         let point = directory.path().canonicalize().unwrap();
-        let kernel = mount_as_root(&point, Path::new("source"), false).unwrap();
+        let kernel = mount_directly(&point, Path::new("source"), false).unwrap();
         let number = mounts(&point).unwrap().last().unwrap().device;
         abort_dead(&point, number + 1);
         assert!(is_connected(&kernel));
