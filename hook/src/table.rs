@@ -323,7 +323,7 @@ hooks! {
     ) @6000 => |next| swap::set_attribute(value, attribute, address, next);
     fn cuMemGetHandleForAddressRange(
         handle: *mut c_void, address: CUdeviceptr, bytes: usize, kind: c_uint, flags: c_ulonglong,
-    ) @11070 => |next| swap::pin(address, next);
+    ) @11070 => |next| ipc::export(address, &|| swap::pin(address, next));
 
     group Tracked "words that the GPU writes or waits for, possibly in memory that swap can move";
 

@@ -137,6 +137,8 @@ mod memory_bounds;
 #[cfg(test)]
 mod memory_differential;
 #[cfg(test)]
+mod memory_exported;
+#[cfg(test)]
 mod memory_gone;
 #[cfg(test)]
 mod memory_graph;

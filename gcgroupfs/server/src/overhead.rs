@@ -14,6 +14,7 @@ mod memory_claims;
 mod samples;
 #[cfg(test)]
 mod tests;
+mod unowned;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -103,7 +104,7 @@ pub(crate) fn watch(tree: Arc<Tree>, mut source: impl Source + 'static) -> io::R
 }
 
 /// Wakes the thread when there may be something new to measure: a new context, a process that registered with
-/// contexts, or a reader that asked for an audit.
+/// contexts, one that has ended and whose memory others may hold, or a reader that asked for an audit.
 #[derive(Debug)]
 struct Ear {
     woken: SyncSender<()>,
@@ -123,6 +124,7 @@ impl Listener for Ear {
         if matches!(
             notice,
             Notice::Joined { .. }
+                | Notice::Left { .. }
                 | Notice::Rung(_)
                 | Notice::AuditAsked
                 | Notice::DevicesAsked

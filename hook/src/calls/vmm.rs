@@ -72,6 +72,7 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
         let kind = if is_memory { Kind::Ipc } else { Kind::Multicast };
         let mut entry = Entry::new(kind, 0, local, index, 0);
         hook.memory.share(&mut entry);
+        hook.memory.count_unsized(&entry, 1);
         hook.memory.add_physical(handle, entry);
     }
     Ok(())
@@ -140,6 +141,9 @@ pub(crate) fn map(
     let objects = &hook.memory.physical.objects;
     if is_imported && let Some(more) = objects.grow(number, bytes) {
         hook.memory.page_counter.show(hook.session.usage(), &more);
+        if more.size == bytes {
+            hook.memory.count_unsized(&more, 1_u64.wrapping_neg());
+        }
     }
     if let Some(before) = objects.map(address.0, bytes, number) {
         hook.memory.let_go_physical(before);

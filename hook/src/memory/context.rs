@@ -33,6 +33,8 @@ const TURN: Duration = Duration::from_secs(5);
 /// Most bytes that a context takes beyond its estimate. Where limits leave less, an allocation waits for a
 /// measurement.
 const MOST: u64 = 1 << 30;
+/// Number, in place of a context's, of memory that was shared with other processes and freed by this one.
+const SHARED: u32 = u32::MAX;
 /// Most charges for one context, while other threads charge what was free.
 const MOST_TRIES: usize = 8;
 
@@ -65,7 +67,9 @@ impl Contexts {
 
     fn doubt_all(&self, all: &[Charged]) {
         let asked = all.iter().filter(|charged| charged.is_asked);
-        self.doubt.store(asked.map(|_| MOST).sum(), Relaxed);
+        // No more than the charge of shared memory was held.
+        let doubt = |charged: &Charged| if charged.is_shared() { 1 } else { MOST };
+        self.doubt.store(asked.map(doubt).sum(), Relaxed);
     }
 }
 
@@ -191,6 +195,35 @@ impl Memory {
         }
     }
 
+    /// Keeps the charge of shared memory that this process has freed, until the daemon finds that no other
+    /// process and no descriptor holds it, or charges what they hold as overhead.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn keep_shared(&self, local: LocalDevice, index: usize, bytes: u64) {
+        let Some(device) = self.usage().devices.get(index).filter(|_| bytes != 0) else {
+            return;
+        };
+        device.shared_freed.fetch_add(bytes, Release);
+        let mut all = self.contexts.charged.lock();
+        let _unsettled = Unsettled::on(self.usage(), index);
+        let mut freed = Charged {
+            context: SHARED,
+            local,
+            index,
+            bytes,
+            estimated: bytes,
+            is_asked: true,
+        };
+        all.extract_if(.., |charged| charged.is_shared() && charged.index == index)
+            .for_each(|before| freed.add(&before));
+        all.push(freed);
+        self.show_context(index, bytes, bytes);
+        self.contexts.doubt_all(&all);
+        self.ask_size(index, None);
+        drop(all);
+        self.session.ring();
+    }
+
     /// Uncharges a context that has been destroyed. Others on its device are measured anew, since the sizes
     /// of several that were measured together are not known one by one.
     pub(crate) fn context_uncharged(&self, context: u32) {
@@ -248,10 +281,12 @@ impl Memory {
             // The daemon compares what is charged with the limits of groups.
             self.session.ring();
         }
-        if left.is_empty() {
+        let is_done = left.is_empty();
+        if is_done {
             self.contexts.doubt.store(0, Relaxed);
         }
-        left.is_empty()
+        all.retain(|charged| !charged.is_shared() || charged.bytes != 0);
+        is_done
     }
 
     /// Waits until contexts are measured, if limits leave less on the device than `bytes` and what is in

@@ -239,11 +239,10 @@ impl Memory {
         let own = self.program.slots.counts(usage, index);
         let pages = self.leave_pages(key, entry);
         page_counter.leave(usage, own, entry);
-        if entry.is_charged() {
-            self.uncharge(index, entry.charged() + pages);
-        }
         if entry.is_shared() {
-            self.unshare();
+            self.discharge_shared(entry, pages);
+        } else if entry.is_charged() {
+            self.uncharge(index, entry.charged() + pages);
         }
         if entry.is(Kind::Pool) {
             self.reserves.freed(self, entry, stream);
@@ -279,6 +278,18 @@ impl Memory {
         Freed {
             result,
             is_pools: entry.is(Kind::Pool),
+        }
+    }
+
+    /// Ends the sharing of an entry, and keeps its charge: other processes may still hold the memory.
+    #[cold]
+    #[inline(never)]
+    fn discharge_shared(&self, entry: &Entry, pages: u64) {
+        self.unshare();
+        if entry.is_charged() {
+            self.keep_shared(entry.local, entry.index(), entry.charged() + pages);
+        } else if entry.size == 0 {
+            self.count_unsized(entry, 1_u64.wrapping_neg());
         }
     }
 

@@ -254,12 +254,16 @@ impl Reserve {
             // Before anything is uncharged.
             let is_marked = matches!(after, After::Marked);
             let _unsettled = (!is_marked).then(|| Unsettled::on(usage, index));
+            let mut shared = 0;
             let settled = account.settle(
                 held,
                 reserved,
                 |bytes| page_counter.try_charge(usage, control, index, bytes).is_ok(),
                 |bytes| page_counter.charge(usage, control, index, bytes),
-                |bytes| page_counter.uncharge(usage, index, bytes),
+                |bytes| match self.is_shared.load(Relaxed) {
+                    true => shared = bytes,
+                    false => page_counter.uncharge(usage, index, bytes),
+                },
             );
             if let Some(begun) = begun {
                 account.learn(begun);
@@ -267,6 +271,8 @@ impl Reserve {
             self.add_kind(memory, index, account.paid().wrapping_sub(before));
             page_counter.raise_to_current(usage, control, index);
             after.passed(&mut account);
+            drop(account);
+            memory.keep_shared(self.local, index, shared);
             return settled;
         }
     }

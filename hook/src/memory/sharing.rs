@@ -2,9 +2,12 @@
 //! suspend a process that has any where the driver cannot move it.
 //!
 //! Counted are linear memory and physical memory that was exported or opened, and pools, from the call that
-//! shares them until they are freed or closed here. What the other processes do is not known.
+//! shares them until they are freed or closed here. What the other processes do is not known: the charge of
+//! exported memory outlasts its free ([`Memory::keep_shared`]).
 
 use std::sync::atomic::Ordering::Relaxed;
+
+use gcgroup_abi::Kind;
 
 use super::Memory;
 use super::ledger::Entry;
@@ -25,11 +28,20 @@ impl Memory {
         if driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).is_ok() {
             self.blocks.change(base.0, |entry| self.share(entry));
         }
+        self.physical(|all, _| {
+            if let Some(number) = all.at(address.0) {
+                all.change(number, |entry| self.share(entry));
+            }
+        });
     }
 
     /// Counts the physical memory of a handle as shared.
     pub(crate) fn share_handle(&self, handle: CUmemGenericAllocationHandle) {
-        self.physical(|all, _| all.change(handle.0, |entry| self.share(entry)));
+        self.physical(|all, _| {
+            if let Some(number) = all.of_handle(handle.0) {
+                all.change(number, |entry| self.share(entry));
+            }
+        });
     }
 
     /// Counts a pool as shared until it is destroyed and all of its memory is freed.
@@ -38,6 +50,18 @@ impl Memory {
             && !pool.is_shared.swap(true, Relaxed)
         {
             self.usage().nr_shared.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Adds to the number of imports of unknown size on the device of an entry.
+    pub(crate) fn count_unsized(&self, entry: &Entry, number: u64) {
+        if let Some(device) = self
+            .usage()
+            .devices
+            .get(entry.index())
+            .filter(|_| entry.is(Kind::Ipc))
+        {
+            device.nr_unsized.fetch_add(number, Relaxed);
         }
     }
 

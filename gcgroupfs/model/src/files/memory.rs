@@ -67,7 +67,8 @@ pub(super) const FILES: &[ControlFile] = &[
         doc: "Flat keys: bytes by kind of memory (ipc, host, multicast and unknown are shown and not charged; rounding \
               is charged beyond linear and array, since the device gives whole pages, and requested is what is charged \
               for allocations without it; context \
-              is what the driver holds for contexts and modules; context_estimated is the part of it that is not \
+              is what the driver holds for contexts and modules, and shared memory that was freed while another \
+              process or a descriptor may hold it; context_estimated is the part of it that is not \
               measured, because the driver does not tell what the process holds, or not yet), swapped (bytes in host memory), \
               swap_pool (host memory made for a coming move, or left by one within the last second, in addition to \
               swapped), pinned_unswappable (charged bytes that cannot move), @COUNTERS@.",

@@ -158,6 +158,21 @@ impl<'a> Untrusted<'a> {
         }
     }
 
+    /// Returns the bytes of shared memory that the process has ever freed on the device of a slot, which only
+    /// grow, and those of other processes that it has opened there: any number if it does not know their
+    /// size.
+    pub fn shared(self, slot: usize) -> (u64, u64) {
+        let devices = self.usage.devices.iter();
+        let is_sized = devices.clone().all(|device| device.nr_unsized.load(Relaxed) == 0);
+        let [here, other] = [slot, OTHER_DEVICE].map(|slot| self.usage.allocations(slot));
+        let of = |counts: &Allocations| counts.kinds[Kind::Ipc as usize].min(MOST);
+        let opened = if is_sized { of(&here) + of(&other) } else { MOST };
+        let slots = [slot, OTHER_DEVICE].into_iter();
+        let freed = slots.filter_map(|slot| self.usage.devices.get(slot));
+        let freed = freed.map(|device| device.shared_freed.load(Acquire).min(MOST));
+        (freed.sum(), opened)
+    }
+
     /// Returns the bytes swapped out from all devices, at most `most` from each.
     pub(super) fn swapped_in_all(self, most: u64) -> u64 {
         let devices = self.usage.devices.iter();

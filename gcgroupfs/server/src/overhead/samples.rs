@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::estimate::{Idle, Shown};
 use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
+use super::unowned::Unowned;
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
 use gcgroup_abi::OTHER_DEVICE;
@@ -26,6 +27,7 @@ pub(super) struct Samples {
     answered: HashMap<(ProcessId, usize), Instant>,
     uses: UseRecords,
     unconfirmed: Unconfirmed,
+    unowned: Unowned,
     idle: Idle,
     /// Last estimate of a process's bytes beyond its allocations, by device.
     shares: HashMap<usize, u64>,
@@ -131,6 +133,7 @@ impl Samples {
         self.estimated.retain(|(id, _)| there.contains(id));
         self.uses.retain(|id| there.contains(&id));
         self.unconfirmed.retain(there);
+        self.unowned.retain(|id| there.contains(id));
     }
 
     /// Compares a device with the processes that have to do with it.
@@ -140,7 +143,9 @@ impl Samples {
         let (mut processes, others): (Vec<&Governed>, Vec<&Governed>) =
             all.iter().partition(|process| self.is_involved(device, process));
         let mut before: Vec<Before> = processes.iter().map(read).collect();
-        let held = source.held(device);
+        let note = |(id, _, blocks): &Governed| self.unowned.note(*id, blocks.as_ref(), device);
+        let is_shared = all.iter().map(note).fold(false, |any, one| any | one);
+        let held = self.unowned.held(source, device, is_shared);
         // These have claimed nothing yet, or hide what they use.
         let is_listed = |pid| held.as_ref().is_some_and(|held| held.contains_key(pid));
         let listed = others.into_iter().filter(|(_, pid, _)| is_listed(pid));
@@ -306,6 +311,7 @@ impl Samples {
             self.audit.claims_more(*pid, device, beyond);
         }
         let found = self.settle(look, process, before.ledger, (held.unwrap_or(0), true));
+        let found = found.saturating_sub(self.unowned.charged(*id, device));
         let contexts = blocks.usage().nr_contexts(device);
         self.audit.beyond_ledger(*pid, device, found, contexts);
     }
@@ -319,9 +325,10 @@ impl Samples {
         }
     }
 
-    /// Charges what the process holds beyond its ledger, in addition to what it has charged for contexts.
-    /// While the process has yet to correct that charge, nothing changes. `held` is as in [`answer_request`].
-    /// Returns the part that is certain: contexts, and the lesser of the last two samples.
+    /// Charges what the process holds beyond its ledger, and its share of what no process owns, in addition
+    /// to what it has charged for contexts. While the process has yet to correct that charge, nothing
+    /// changes. `held` is as in [`answer_request`]. Returns the part that is certain: contexts, and the
+    /// lesser of the last two samples.
     fn settle(
         &mut self,
         look: Look<'_>,
@@ -338,7 +345,9 @@ impl Samples {
         {
             return last;
         }
-        let (held, _) = held;
+        let share = self.unowned.share(id, blocks.as_ref(), device);
+        let share = share.unwrap_or_else(|| self.unowned.charged(id, device));
+        let held = held.0.saturating_add(share);
         let after = Ledger::of(blocks.usage(), device);
         let (Some(ledger), Some(control)) = (
             before.filter(|before| before.is_settled() && Some(*before) == after),
@@ -354,6 +363,7 @@ impl Samples {
         } else {
             self.last.insert((id, device), found);
         }
+        self.unowned.charge(id, device, share);
         let overhead = found.max(last);
         if overhead != known {
             tree.set_overhead(id, device, overhead);

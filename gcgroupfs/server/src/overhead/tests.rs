@@ -1,7 +1,7 @@
 //! Samples of memory beyond the ledgers, from simulated sources.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::{Kind, OTHER_DEVICE, Thread, UsageDevice};
 
@@ -312,4 +312,51 @@ fn short_claim_between_two_looks_is_refuted() {
     let mut samples = Samples::default();
     samples.take(&world.tree, &Lists(&[101]));
     assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
+}
+
+/// Reports what processes 100 and 101 hold, and a device of which more is in use.
+struct Shares {
+    held: [u64; 2],
+    used: [u64; 2],
+    nr_looks: AtomicUsize,
+}
+
+impl Source for Shares {
+    fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+        Some((100..).zip(self.held.map(Some)).collect())
+    }
+
+    fn used(&self, _: usize) -> Option<u64> {
+        Some(self.used[self.nr_looks.fetch_add(1, Relaxed) % 2])
+    }
+}
+
+#[test]
+fn memory_without_owner_is_charged_to_those_that_may_hold_it() {
+    let world = World::new(1);
+    let ids = [100, 101].map(|pid| world.join(pid));
+    let mut samples = Samples::default();
+    let mut look = |used| {
+        let nr_looks = AtomicUsize::new(0);
+        let held = [10, 20];
+        samples.take(&world.tree, &Shares { held, used, nr_looks });
+        ids.map(|id| world.control(id).devices[0].memory_overhead.load(Relaxed))
+    };
+    let usages = ids.map(|id| world.usage(id));
+    let (owner, other) = (&usages[0].devices[0], &usages[1].devices[0]);
+    assert_eq!(look([37; 2]), [10, 20], "7 bytes belong to no process");
+    let opened = &other.kinds[Kind::Ipc as usize];
+    opened.store(100, Relaxed);
+    assert_eq!(look([37; 2]), [10, 20], "the owner has it");
+    owner.shared_freed.store(50, Relaxed);
+    assert_eq!(look([77; 2]), [50, 60], "both may hold 40 bytes");
+    assert_eq!(look([197; 2]), [50, 120], "no more than they may hold");
+    assert_eq!(look([197, 198]), [50, 120], "an allocation is under way");
+    opened.store(0, Relaxed);
+    other.nr_unsized.store(1, Relaxed);
+    assert_eq!(look([197; 2]), [50, 180], "of any size");
+    other.nr_unsized.store(0, Relaxed);
+    look([37; 2]);
+    assert_eq!(look([37; 2]), [10, 20]);
+    assert_eq!(look([197; 2]), [10, 20], "they hold none of it any more");
 }

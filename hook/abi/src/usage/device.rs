@@ -76,7 +76,17 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
     pub frozen_usec: AtomicU64,
-    reserved_entered: [AtomicU64; Submission::COUNT],
+    /// Bytes of memory shared with other processes that this process has freed, ever. Other processes, or
+    /// descriptors, may still hold it.
+    ///
+    /// Ordering: the hook adds `Release` before it counts the charge for them among `context_charged` and
+    /// requests a measurement; the daemon loads `Acquire`: the number is at least as new as the request.
+    pub shared_freed: AtomicU64,
+    /// Number of imports whose size is not known, since they have not been mapped.
+    ///
+    /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): one word, no other data depends on it.
+    pub nr_unsized: AtomicU64,
+    reserved_entered: [AtomicU64; Submission::COUNT - 2],
     /// Submissions of threads without a slot, by [`Submission`] (read-modify-write).
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.
@@ -297,6 +307,8 @@ const _: () = {
     assert!(offset_of!(UsageDevice, nr_max) == 144);
     assert!(offset_of!(UsageDevice, nr_ended) == 160);
     assert!(offset_of!(UsageDevice, nr_frozen) == 168);
+    assert!(offset_of!(UsageDevice, shared_freed) == 184);
+    assert!(offset_of!(UsageDevice, nr_unsized) == 192);
     assert!(offset_of!(UsageDevice, shared_exited) == 208);
     assert!(offset_of!(UsageDevice, graph_kernels) == 232);
     assert!(offset_of!(UsageDevice, unsettled) == 240);

@@ -18,6 +18,17 @@ pub(super) struct Charged {
 }
 
 impl Charged {
+    /// Returns whether the charge is for shared memory that the process has freed.
+    pub(super) fn is_shared(&self) -> bool {
+        self.context == super::SHARED
+    }
+
+    /// Adds the bytes of another charge.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.estimated += other.estimated;
+    }
+
     /// Ends the wait for a measurement. Returns the bytes that were an estimate.
     pub(super) fn measured(&mut self) -> u64 {
         self.is_asked = false;
@@ -26,10 +37,17 @@ impl Charged {
 }
 
 /// Corrects the charges of contexts that were measured together by `missing` bytes, in equal parts as far as
-/// possible. Returns the bytes by which they are less.
+/// possible. Returns the bytes by which they are less. What is too much is first taken from the charge of
+/// shared memory, which is the most that there can be.
 pub(super) fn spread(missing: i64, measured: &mut [&mut Charged]) -> u64 {
     measured.sort_unstable_by_key(|charged| charged.bytes);
     let (mut missing, mut less) = (missing, 0);
+    for shared in measured.iter_mut().filter(|charged| charged.is_shared()) {
+        let before = shared.bytes;
+        shared.bytes = before.saturating_add_signed(missing.min(0));
+        missing += before.cast_signed() - shared.bytes.cast_signed();
+        less += before - shared.bytes;
+    }
     let mut nr_left = i64::try_from(measured.len()).unwrap_or(i64::MAX);
     for charged in measured {
         let before = charged.bytes;

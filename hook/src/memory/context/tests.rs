@@ -55,6 +55,34 @@ fn charged(memory: &Memory) -> [u64; 3] {
 }
 
 #[test]
+fn freed_shared_memory_stays_charged_until_measured() {
+    let (memory, control) = limited();
+    control.memory_limit.store(1000, Relaxed);
+    assert_eq!(make(memory, 1), Ok(()));
+    for (missing, left) in [(-40, [60, 60, 0]), (-25, [75, 75, 0]), (10, [110, 110, 0])] {
+        let (charge, sums) = memory.try_charge(0, 40).unwrap();
+        charge.keep(sums);
+        for bytes in [15, 25] {
+            memory.keep_shared(LocalDevice::of(0).unwrap(), 0, bytes);
+        }
+        assert_eq!(charged(memory)[..2], [100; 2]);
+        assert!(answer(memory, control, missing));
+        assert_eq!(charged(memory), left, "{missing}");
+        // What another process holds of it is not known to be gone until it is measured anew.
+        let excess = left[0].cast_signed() - 60;
+        memory
+            .contexts
+            .charged
+            .lock()
+            .iter_mut()
+            .for_each(|charged| charged.is_asked = true);
+        memory.ask_size(0, None);
+        assert!(answer(memory, control, -excess));
+        assert_eq!(charged(memory), [60, 60, 0]);
+    }
+}
+
+#[test]
 fn charge_of_context_becomes_its_measured_size() {
     let (memory, control) = limited();
     for (missing, size) in [(40, 100), (-20, 40), (0, ESTIMATE), (50, 110), (-70, 0)] {

@@ -55,11 +55,9 @@ impl All<'_> {
         Some(self.object(number)?.entry())
     }
 
-    /// Calls `change` with the entry of a handle's object, if the handle is known. Must not change its size.
-    pub(crate) fn change(&mut self, handle: u64, change: impl FnOnce(&mut Entry)) {
-        if let Some(number) = self.of_handle(handle)
-            && let Some(object) = self.object(number)
-        {
+    /// Calls `change` with the entry of an object. Must not change its size.
+    pub(crate) fn change(&mut self, number: Number, change: impl FnOnce(&mut Entry)) {
+        if let Some(object) = self.object(number) {
             let mut entry = object.entry();
             change(&mut entry);
             object.set_entry(entry);

@@ -317,13 +317,15 @@ impl Reserves {
         let _unsettled = Unsettled::on(memory.usage(), pool.index());
         let mut account = pool.account.lock();
         let bytes = account.give_up();
-        memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
         drop(account);
-        memory.return_unused(pool.index());
         if pool.is_shared.swap(false, Relaxed) {
             memory.unshare();
+            memory.keep_shared(pool.local, pool.index(), bytes);
+        } else {
+            memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         }
+        memory.return_unused(pool.index());
     }
 
     pub(crate) fn renumber(&self, memory: &Memory) {

@@ -21,7 +21,12 @@ impl Samples {
             };
             let ledger = |(_, (_, _, blocks)): &(usize, Governed)| Ledger::of(blocks.usage(), *device);
             let before: Vec<_> = all.iter().map(ledger).collect();
-            let held = source.held(*device);
+            let note =
+                |(_, (id, _, blocks)): &(usize, Governed)| self.unowned.note(*id, blocks.as_ref(), *device);
+            let held = match all.iter().map(note).fold(false, |any, one| any | one) {
+                true => self.unowned.held(source, *device, true),
+                false => source.held(*device),
+            };
             for ((_, process), before) in all.iter().zip(before) {
                 let bytes = held.as_ref().and_then(|held| *held.get(&process.1)?);
                 let held = (bytes.unwrap_or(0), true);
@@ -49,19 +54,31 @@ impl Samples {
         if control.context_answer.load(Relaxed) == request {
             return false;
         }
-        let beside = control.memory_overhead.load(Relaxed);
+        let Some(share) = self.unowned.share(*id, blocks.as_ref(), device) else {
+            return false;
+        };
+        // What no process owns is charged as overhead: contexts and freed memory are measured without it.
+        let before = control.memory_overhead.load(Relaxed);
+        let more = share.saturating_sub(self.unowned.charged(*id, device));
+        let (beside, held) = (before.saturating_add(more), held.saturating_add(share));
         let charged = beside.saturating_add(ledger.contexts());
         // An estimate is no earlier result: managed memory on the device would pass for a context.
         let known = beside.saturating_add(ledger.measured_contexts());
         let missing = i128::from(ledger.overhead(held, known)) - i128::from(charged);
         let is_whole = ledger.is_settled() && ledger.is_complete() && Some(ledger) == after;
-        let is_sure = is_whole && (held > 0 || missing == 0);
+        let has_contexts = blocks.usage().nr_contexts(device) != 0;
+        let is_sure = is_whole && (held > 0 || missing == 0 || !has_contexts);
         let missing = i64::try_from(missing).ok();
         let Some(missing) = missing.filter(|_| is_sure) else {
             return false;
         };
         // An equal part of what all processes hold may fall: what is missing is charged beside the ledger.
         let missing = if is_exact { missing } else { missing.min(0) };
+        if more != 0 {
+            tree.set_overhead(*id, device, beside);
+            self.last.insert((*id, device), beside);
+            self.unowned.charge(*id, device, share);
+        }
         let measured = Measured {
             request,
             missing,

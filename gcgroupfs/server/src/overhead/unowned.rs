@@ -1,0 +1,99 @@
+//! Memory that no process owns: shared memory whose owner has freed it or has ended, while another process or
+//! a descriptor still holds it.
+//!
+//! No driver call tells what it takes or which process holds it. The bytes in use on a device beyond those
+//! of its processes are charged to each process that may hold them, up to what it may hold: what it has
+//! opened, and what it has shared and then freed.
+
+use std::collections::HashMap;
+
+use super::{Held, Source};
+use gcgroupfs_model::tree::{Blocks, ProcessId};
+
+#[derive(Debug, Default)]
+pub(super) struct Unowned {
+    /// Bytes of a device beyond those of processes while no memory is shared: at the last look, and
+    /// the least of the last two looks.
+    idle: HashMap<usize, (u64, u64)>,
+    /// Bytes that no process owned at the last look, if nothing changed meanwhile.
+    bytes: HashMap<usize, u64>,
+    claims: HashMap<(ProcessId, usize), Claim>,
+}
+
+/// The memory that a process has shared and freed.
+#[derive(Debug, Default)]
+struct Claim {
+    /// Bytes of shared memory that the process had freed at the last look.
+    freed: u64,
+    /// Bytes of shared and freed memory that may still be held.
+    most: u64,
+    /// The bytes charged for this process.
+    charged: u64,
+}
+
+impl Unowned {
+    /// Notes what a process may hold. Returns whether it may hold anything.
+    pub(super) fn note(&mut self, id: ProcessId, blocks: &dyn Blocks, device: usize) -> bool {
+        let (freed, opened) = blocks.usage().shared(device);
+        let claim = self.claims.entry((id, device)).or_default();
+        claim.most = claim.most.saturating_add(freed.saturating_sub(claim.freed));
+        claim.freed = freed;
+        claim.most != 0 || opened != 0
+    }
+
+    /// Asks a device what processes hold. Where memory `is_shared`, finds what none of them owns; elsewhere
+    /// what is in use without it. Both only if the bytes in use are equal before and after.
+    pub(super) fn held(&mut self, source: &impl Source, device: usize, is_shared: bool) -> Option<Held> {
+        self.bytes.remove(&device);
+        let before = source.used(device);
+        let held = source.held(device);
+        let of_processes = held
+            .as_ref()
+            .and_then(|held| held.values().copied().sum::<Option<u64>>());
+        if let Some((used, known)) = before.zip(of_processes)
+            && source.used(device) == before
+        {
+            let beyond = used.saturating_sub(known);
+            let idle = self.idle.get(&device).copied();
+            if is_shared {
+                let (_, idle) = idle.unwrap_or_default();
+                self.bytes.insert(device, beyond.saturating_sub(idle));
+            } else {
+                let (last, _) = idle.unwrap_or((beyond, beyond));
+                self.idle.insert(device, (beyond, beyond.min(last)));
+            }
+        }
+        held
+    }
+
+    /// Returns the bytes to charge to a process for memory that no process owns, at most what it may hold.
+    /// `None`: they are not known.
+    pub(super) fn share(&self, id: ProcessId, blocks: &dyn Blocks, device: usize) -> Option<u64> {
+        let (_, opened) = blocks.usage().shared(device);
+        let most = self.claims.get(&(id, device)).map_or(0, |claim| claim.most);
+        let most = most.saturating_add(opened);
+        match self.bytes.get(&device) {
+            Some(bytes) => Some(most.min(*bytes)),
+            None => Some(0).filter(|_| most == 0),
+        }
+    }
+
+    /// Returns the bytes that are charged to a process.
+    pub(super) fn charged(&self, id: ProcessId, device: usize) -> u64 {
+        self.claims.get(&(id, device)).map_or(0, |claim| claim.charged)
+    }
+
+    /// Notes that `share` bytes are charged to a process.
+    pub(super) fn charge(&mut self, id: ProcessId, device: usize, share: u64) {
+        if let Some(claim) = self.claims.get_mut(&(id, device)) {
+            // Bytes that no process holds now are not held later either.
+            claim.most = claim.most.min(share);
+            claim.charged = share;
+        }
+    }
+
+    /// Drops what is known of processes that have gone.
+    pub(super) fn retain(&mut self, is_there: impl Fn(&ProcessId) -> bool) {
+        self.claims.retain(|(id, _), _| is_there(id));
+    }
+}
