@@ -88,6 +88,7 @@ impl Compute {
         let is_shared = control.is_shared.load(Relaxed) != 0;
         let excess = in_driver(|| sampler.settle(is_shared)).unwrap_or(0);
         let more = sampler.advance(&Seen {
+            sampling: sampler.nr_pending(),
             entered: self.program.slots.entered(self.session, index),
             passed,
             progress,

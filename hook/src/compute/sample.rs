@@ -236,6 +236,11 @@ impl Sampler {
         }
     }
 
+    /// Returns the number of samples that are not evaluated.
+    pub(super) fn nr_pending(&self) -> usize {
+        self.pending.lock().len()
+    }
+
     /// Removes and returns the first records, all of this context, that have ended.
     fn take_ended(&self, context: &Context) -> Vec<Record> {
         let mut ended = Vec::new();

@@ -1,8 +1,9 @@
 //! The GPU time of all submissions to a device, from their number and the costs of those that were sampled.
 //!
 //! A sampled submission counts as what it took, every other one as the mean of its kind. Where a long kernel
-//! is seen to run, time counts in which the device surely had work. Until there is a mean, all time counts in
-//! which there may have been work; the excess is subtracted from later submissions.
+//! is seen to run, time counts in which its marker has not passed; the excess is subtracted from later work
+//! if all that has ended turns out to be sampled. Until there is a mean, all time counts in which there may
+//! have been work; the excess is subtracted too.
 
 use gcgroup_abi::Submission;
 
@@ -11,7 +12,8 @@ use super::costs::Costs;
 /// Result of a look at the device.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::compute) struct Seen {
-    /// Submissions so far, by kind.
+    /// Samples that have not been evaluated, and then the submissions so far, by kind.
+    pub sampling: usize,
     pub entered: [u64; Submission::COUNT],
     /// Nanoseconds since the last look.
     pub passed: u64,
@@ -45,6 +47,8 @@ pub(super) struct Estimate {
     entered: [u64; Submission::COUNT],
     counted: [u64; Submission::COUNT],
     nsec: f64,
+    /// Submissions less samples since all work had last ended, by kind.
+    unsampled: [i64; Submission::COUNT],
     /// GPU time of the submissions, the part of it that has surely passed, and what has been published,
     /// nanoseconds.
     all: f64,
@@ -70,8 +74,8 @@ impl Estimate {
                 |index: usize| costs.mean(index).is_none() && self.entered[index] != self.left[index];
             self.has_earlier = KINDS.iter().any(|kind| may_run(*kind as usize));
         }
-        let before = self.all;
-        let (mut is_priced, mut late) = (true, 0.0);
+        let (before, counted) = (self.all, self.counted);
+        let (mut is_priced, mut late, mut unsampled) = (true, 0.0, 0.0);
         for index in KINDS.map(|kind| kind as usize) {
             let new = seen.entered[index]
                 .wrapping_sub(self.entered[index])
@@ -82,6 +86,8 @@ impl Estimate {
             match costs.mean(index) {
                 #[allow(clippy::cast_precision_loss, reason = "numbers of submissions")]
                 Some(mean) => {
+                    self.unsampled[index] += new - sampled;
+                    unsampled += self.unsampled[index] as f64 * mean;
                     self.all += (new - sampled) as f64 * mean;
                     late += std::mem::take(&mut self.unpriced[index]) as f64 * mean;
                 }
@@ -99,12 +105,17 @@ impl Estimate {
             self.ended = before;
         }
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
+        // What has ended is known exactly if all other submissions are samples that have not.
+        let nr_unsampled: i64 = self.unsampled.iter().sum();
+        let is_exact = is_priced && usize::try_from(nr_unsampled) == Ok(seen.sampling);
+        let has_learned = nr_unsampled == 0 || counted != self.counted;
         match seen.progress {
             Progress::Elsewhere if !self.counts => {
                 self.ended = self.all;
                 self.published = self.all;
             }
             Progress::Elsewhere => {}
+            _ if is_exact && has_learned => self.ended = self.all - unsampled,
             Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
             Progress::Some if is_priced => self.ended = self.ended.max(before),
@@ -124,7 +135,10 @@ impl Estimate {
                 (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
         }
-        self.has_earlier &= seen.progress != Progress::Idle;
+        if seen.progress == Progress::Idle {
+            self.has_earlier = false;
+            self.unsampled = Default::default();
+        }
         let total = self.all.max(self.ended);
         let more = (total - self.published).max(0.0);
         #[allow(
@@ -153,6 +167,11 @@ impl Estimate {
         if has_counted {
             (self.left, self.has_earlier) = (seen.entered, false);
         }
+        for index in KINDS.map(|kind| kind as usize) {
+            self.unsampled[index] += seen.entered[index]
+                .wrapping_sub(self.entered[index])
+                .cast_signed();
+        }
         self.entered = seen.entered;
         (self.ended, self.published, self.is_open) = (self.all, self.all, false);
         u64::from(has_counted && is_unknown) * in_flight.clamp(1, MOST_UNKNOWN)
@@ -166,6 +185,7 @@ mod tests {
 
     fn seen(kernels: u64, passed: u64, progress: Progress) -> Seen {
         Seen {
+            sampling: 0,
             entered: [kernels, 0, 0],
             passed,
             progress,
@@ -248,6 +268,47 @@ mod tests {
             ..seen(2, 900, Progress::None)
         };
         assert_eq!(estimate.advance(&shared, &costs), 0, "others may run");
+    }
+
+    /// The host is loaded, or a process that is not governed has the GPU.
+    #[test]
+    fn markers_that_pass_late_count_once_where_all_is_sampled() {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        learn(&mut costs, 1000);
+        let mut total = estimate.advance(&seen(1, 0, Progress::Idle), &costs);
+        for kernels in 2..=100 {
+            let look = |sampling, progress| Seen {
+                sampling,
+                ..seen(kernels, 5000, progress)
+            };
+            total += estimate.advance(&look(1, Progress::None), &costs);
+            total += estimate.advance(&look(1, Progress::None), &costs);
+            learn(&mut costs, 1000);
+            // The next one is submitted before or after the look.
+            let is_early = kernels % 2 == 0 && kernels < 100;
+            let next = seen(kernels + u64::from(is_early), 5000, Progress::Some);
+            let sampling = usize::from(is_early);
+            total += estimate.advance(&Seen { sampling, ..next }, &costs);
+        }
+        assert_eq!(total, 109_000, "the last one was seen to run for 10 us");
+    }
+
+    #[test]
+    fn markers_that_pass_late_show_submissions_that_are_not_sampled() {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        learn(&mut costs, 1000);
+        estimate.advance(&seen(1, 0, Progress::Idle), &costs);
+        // The second is sampled, the third is not.
+        let both = |progress| Seen {
+            sampling: 1,
+            ..seen(3, 5000, progress)
+        };
+        assert_eq!(estimate.advance(&both(Progress::None), &costs), 5000);
+        learn(&mut costs, 1000);
+        assert_eq!(estimate.advance(&seen(3, 5000, Progress::None), &costs), 5000);
+        assert_eq!(estimate.advance(&seen(3, 100, Progress::Idle), &costs), 0);
+        learn(&mut costs, 1000);
+        assert_eq!(estimate.advance(&seen(4, 100, Progress::Idle), &costs), 1000);
     }
 
     /// As [`Sampler`](super::super::Sampler) does; also returns whether submissions of unknown cost are in
