@@ -10,7 +10,7 @@ use nix::unistd::{Group, User};
 use serde::Deserialize;
 
 use gcgroupfs_model::arbiter::Options;
-use gcgroupfs_model::rules::{Names, Rules, with_names};
+use gcgroupfs_model::rules::{ConfiguredGroups, Names, Rules, with_names};
 use gcgroupfs_model::tree::OnUnmanaged;
 
 /// Default path of root's daemon; read if it exists and no other path is given.
@@ -25,6 +25,8 @@ pub(crate) struct Config {
     pub compute: Options,
     #[serde(rename = "rule")]
     pub rules: Rules,
+    #[serde(rename = "group")]
+    pub groups: ConfiguredGroups,
 }
 
 /// Path of the configuration, for reading it again.

@@ -23,6 +23,8 @@ mod clients;
 #[cfg(test)]
 mod commands;
 #[cfg(test)]
+mod configured_groups;
+#[cfg(test)]
 mod connections;
 #[cfg(test)]
 mod containers;

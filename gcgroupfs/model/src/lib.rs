@@ -15,7 +15,8 @@
 //! 5. what is put in force: `tree/enforce` stores into control blocks, `tree/grants` divides group limits;
 //! 6. `tree/{view,edit}`: reads and writes of the `State` that `tree.rs` defines, for one directory;
 //! 7. the other files of `tree`, one for each subject, with functions of `Tree`, `State`, `Edit` and `View`;
-//! 8. `arbiter/state`, `files` and `file`, `rules`, `diagnosis`, and `tree/fixture` for tests.
+//! 8. `arbiter/state`, `files` and `file`, `rules`, `diagnosis`, and `tree/fixture` for tests;
+//! 9. `configured`: carries out the configuration's groups.
 
 #![deny(unsafe_code)]
 #![cfg_attr(
@@ -27,6 +28,7 @@
 )]
 
 pub mod arbiter;
+pub mod configured;
 pub mod diagnosis;
 pub mod error;
 pub mod file;

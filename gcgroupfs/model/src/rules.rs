@@ -3,6 +3,7 @@
 //!
 //! Rules are read from the configuration and know no tree: the caller carries out their verdict.
 
+mod configured;
 mod facts;
 mod list;
 mod matching;
@@ -18,6 +19,7 @@ use self::matching::Match;
 use self::template::Template;
 use crate::text::word;
 
+pub use self::configured::{ConfiguredAccess, ConfiguredGroup, ConfiguredGroups};
 pub use self::facts::Facts;
 pub use self::names::{Names, with_names};
 pub use self::pod::PodCgroup;

@@ -11,6 +11,7 @@ mod arbitration;
 mod byte_seconds;
 mod change;
 mod claims;
+mod configured;
 mod context_sizes;
 mod contexts;
 mod counter_records;
@@ -185,6 +186,7 @@ pub struct State {
     /// Ends of the leases that have not expired, in milliseconds since boot.
     leases: BTreeMap<GroupId, u64>,
     contexts: context_sizes::Contexts,
+    configured: saved::Configured,
     /// By device.
     device_samples: Vec<DeviceSample>,
     /// Last critical XID error of each GPU that reports them, by PCI address; 0: none.
@@ -246,6 +248,7 @@ impl Tree {
             retained: retained::RetainedGroups::default(),
             leases: BTreeMap::new(),
             contexts: context_sizes::Contexts::default(),
+            configured: saved::Configured::new(),
             device_samples: Vec::new(),
             critical_xids: BTreeMap::new(),
             nr_made: UserCounts::default(),

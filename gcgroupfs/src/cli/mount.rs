@@ -15,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::{error, info, warn};
 
-use super::reload::{InForce, Parts, Reload};
+use super::reload::{InForce, Parts, Reload, apply_groups};
 use super::{Socket, gvm, paths, promise, supervise};
 use crate::log::{self, Log};
 use crate::{config, sever};
@@ -212,6 +212,7 @@ fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let stop = Stop::on_signals(server.waker()?)?;
     promise::keep(&socket, &config.rules);
     server.rules().set(config.rules);
+    apply_groups(&tree, &config.groups);
     let parts = Parts {
         source,
         in_force,

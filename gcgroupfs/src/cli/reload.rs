@@ -9,13 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::{getegid, geteuid};
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::promise;
 use crate::config::{Config, Source};
 use gcgroupfs_model::arbiter::{Policy, Settings};
-use gcgroupfs_model::tree::Tree;
+use gcgroupfs_model::configured;
+use gcgroupfs_model::rules::ConfiguredGroups;
+use gcgroupfs_model::tree::{Caller, Tree};
 use gcgroupfs_server::socket::CurrentRules;
 use gcgroupfs_server::ticks;
 use gcgroupfs_sys::manager::{self, Stored};
@@ -47,6 +50,7 @@ impl Parts {
         self.tree.set_on_unmanaged(config.on_unmanaged);
         promise::keep(&self.socket, &config.rules);
         self.rules.set(config.rules);
+        apply_groups(&self.tree, &config.groups);
     }
 
     fn read(&self) {
@@ -58,6 +62,20 @@ impl Parts {
                 info!("configuration read again");
             }
             Err(error) => warn!("the configuration stays as it was: {error:#}"),
+        }
+    }
+}
+
+/// Makes and sets the groups of the configuration.
+pub(super) fn apply_groups(tree: &Tree, groups: &ConfiguredGroups) {
+    let root = Caller {
+        uid: geteuid().as_raw(),
+        gid: getegid().as_raw(),
+        pid: std::process::id(),
+    };
+    for group in groups.iter() {
+        for fault in configured::apply(tree, group, root) {
+            warn!("group {:?} of the configuration: {fault}", group.path());
         }
     }
 }

@@ -29,7 +29,7 @@ const SEE_ALSO: &str = ".SH \"SEE ALSO\"
 ";
 
 /// Sections of gcgroupfs(5) that are about the configuration.
-const OF_CONFIGURATION: [&str; 2] = ["CONFIGURATION", "RULES"];
+const OF_CONFIGURATION: [&str; 3] = ["CONFIGURATION", "RULES", "CONFIGURED GROUPS"];
 
 /// Writes all pages below a directory, as man(1) looks for them: `man1/NAME.1`, `man5/NAME.5`.
 ///
@@ -161,7 +161,13 @@ mod tests {
     fn configuration_has_its_page() {
         let pages = all(interface()).unwrap();
         let (_, text) = pages.iter().find(|(file, _)| file == "gcgroupfs.toml.5").unwrap();
-        for part in ["patience_usec", ".BR [[rule]] .", "group.delegate", ".SH ERRORS"] {
+        for part in [
+            "patience_usec",
+            ".BR [[rule]] .",
+            "group.delegate",
+            ".BR [[group]] ,",
+            ".SH ERRORS",
+        ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
         assert!(!text.contains(".SH PRESSURE"));

@@ -134,6 +134,7 @@ impl Tree {
         state.next_group = last.max(root.next_group.unwrap_or(last)).min(GroupId::END);
         state.departed = root.departed();
         state.contexts.restore(root.contexts);
+        state.configured = root.configured;
         state.root = root.settings;
         state.access = root.access;
         // A group's number is higher than its parent's, so parents come first.

@@ -119,6 +119,7 @@ impl State {
             access: self.access,
             next_group: Some(self.next_group),
             contexts: self.contexts.saved(),
+            configured: self.configured.clone(),
             ..Saved::of_root(self.departed)
         }
     }

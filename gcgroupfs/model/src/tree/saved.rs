@@ -12,6 +12,10 @@ use super::process::Process;
 use super::suspension::Exchange;
 use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
 
+/// Values of the configuration's groups that have been carried out: by path, and by control file or part of
+/// the access.
+pub(super) type Configured = BTreeMap<String, BTreeMap<String, String>>;
+
 /// One record. Empty fields are omitted, so that records of earlier versions, which had settings only, are
 /// valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +41,9 @@ pub struct Saved {
     /// Sizes of contexts; set for the root only.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) contexts: Vec<Sizes>,
+    /// Groups of the configuration; set for the root only.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(super) configured: Configured,
     /// Counts by device UUID; "" is the whole.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) counted: BTreeMap<String, Counted>,

@@ -112,7 +112,27 @@ fn line(case: &Case<'_>, setting: &'static Setting, place: Place<'_>, value: Val
     }
     Line {
         age: origin.and_then(|noted| case.age(noted.at)),
-        text: format!("{text}: {}", told(origin)),
+        text: format!("{text}: {}", source(case, setting, place, value)),
+    }
+}
+
+/// Says where a value comes from, and what the configuration says instead.
+fn source(case: &Case<'_>, setting: &Setting, place: Place<'_>, value: Value) -> String {
+    let told = told(place.origin(setting));
+    let configured = match (place.entity, place.device) {
+        (Subject::Group(group), None) => {
+            let path = case.state.path(Some(group.id));
+            case.state
+                .configured
+                .get(&path)
+                .and_then(|said| said.get(setting.name))
+        }
+        _ => None,
+    };
+    match configured {
+        Some(said) if said == setting.show(value).trim_end() => "[[group]] of the configuration".to_owned(),
+        Some(said) => format!("{told}; the configuration says {said}"),
+        None => told,
     }
 }
 
