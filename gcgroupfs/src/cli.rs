@@ -17,6 +17,7 @@ mod paths;
 mod promise;
 mod record;
 mod reload;
+mod report;
 mod row;
 mod rows;
 mod run;
@@ -114,6 +115,11 @@ commands! {
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Explains what bounds a process or a group, what was refused and why; or why a process is not governed.
     Explain(explain::Arguments) => |socket, arguments| print(explain::explain(&socket, &arguments)?.as_bytes());
+    /// Reports what the processes that have ended used, by user, group, program or process.
+    Report(report::Arguments) => |socket, arguments| {
+        let mut client = Client::connect(&socket.of_daemon())?;
+        print(report::report(&mut client, &arguments)?.as_bytes())
+    };
     /// Lists the groups and governed processes.
     Ls(ls::Arguments) => |socket, arguments| ls::run(&socket.of_daemon(), &arguments);
     /// Shows GPUs, groups and processes while they run, and freezes, limits, moves and ends them.

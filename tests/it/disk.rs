@@ -246,8 +246,9 @@ fn removed_file_and_directory_are_made_again() {
                 fs::remove_file(settings(&case.mount)).expect("the file can be removed");
             }
             // No setting is written meanwhile.
-            wait_until("the settings file exists again", || {
-                settings(&case.mount).exists()
+            wait_until("the settings file has the process's settings again", || {
+                let text = fs::read_to_string(settings(&case.mount)).unwrap_or_default();
+                text.contains(&format!("\"pid\":{pid},"))
             });
             case.wait_for("journal_degraded=0");
             case.kill9();

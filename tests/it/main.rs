@@ -93,12 +93,13 @@ mod groups_swap;
 #[cfg(test)]
 mod gvm;
 #[cfg(test)]
+mod history;
+#[cfg(test)]
 mod holds;
 #[cfg(test)]
 mod holes;
 #[cfg(test)]
 #[path = "../../hook/names.rs"]
-#[cfg(test)]
 mod hooked;
 #[cfg(test)]
 mod hostile;

@@ -34,7 +34,6 @@ fn nr_alloc(mount: &Mount, directory: &str) -> u64 {
 #[track_caller]
 fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
     let file = mount.state_dir().join("settings.jsonl");
-    let count = format!("\"nr_alloc\":{nr_alloc},");
     wait_until("the journal contains the count of allocations", || {
         let text = fs::read_to_string(&file).expect("the journal exists");
         let parse = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap_or_default();
@@ -44,7 +43,8 @@ fn wait_until_written(mount: &Mount, shell: &DriverShell, nr_alloc: u64) {
             .lines()
             .next()
             .and_then(|line| parse(line)["last"].as_str()?.parse().ok());
-        last.is_some_and(|line| line.contains(&count) && parse(line)["n"].as_u64() <= number)
+        let last = last.map(parse).unwrap_or_default();
+        last["settings"]["counts"][""]["nr_alloc"] == nr_alloc && last["n"].as_u64() <= number
     });
 }
 

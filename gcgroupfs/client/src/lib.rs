@@ -175,6 +175,18 @@ impl Client {
         self.read(Operation::Explain, path)
     }
 
+    /// Returns a JSON line for each program that has ended, the oldest first; with a `pid`, of that process
+    /// only. There may be empty lines.
+    ///
+    /// # Errors
+    /// As [`Answered`].
+    pub fn ended(&mut self, pid: Option<u32>) -> Answered<String> {
+        self.read(
+            Operation::Ended,
+            &pid.map_or(String::new(), |pid| pid.to_string()),
+        )
+    }
+
     /// Returns a JSON line for each process, and for each process and device, with the contents of these
     /// files.
     ///

@@ -11,7 +11,7 @@
 //! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,made,inherited,origin}`,
 //!    `tree/{context_sizes,untrusted}`, `tree/stall/{average,children,totals}`;
 //! 4. `tree/process`, `tree/group`, `tree/untrusted/sums`, and what is counted, stored and reported of them:
-//!    `tree/{usage,saved,notice,exited,storage,unmanaged,user_change,device_stat}`;
+//!    `tree/{usage,energy,saved,notice,exited,storage,unmanaged,user_change,device_stat}`;
 //! 5. what is put in force: `tree/enforce` stores into control blocks, `tree/grants` divides group limits;
 //! 6. `tree/{view,edit}`: reads and writes of the `State` that `tree.rs` defines, for one directory;
 //! 7. the other files of `tree`, one for each subject, with functions of `Tree`, `State`, `Edit` and `View`;

@@ -9,6 +9,7 @@ use std::fmt::{self, Display, Write};
 use std::ops::Deref;
 
 use gcgroup_abi::NO_LIMIT;
+use serde::{Deserialize, Serialize};
 
 use crate::quota::Quota;
 
@@ -90,8 +91,35 @@ impl Display for Word<'_> {
     }
 }
 
+/// Longest command line that is kept, bytes.
+pub const MAX_COMMAND_LINE: usize = 512;
+
+/// Returns a command line for display, at most [`MAX_COMMAND_LINE`] bytes: the arguments, each one [`word`]
+/// where `=` stays, separated by blanks. `raw` is as in `/proc/PID/cmdline`: a NUL ends each argument. What
+/// is cut off is marked by `...`.
+pub fn command_line(raw: &[u8]) -> Box<str> {
+    const CUT: &str = "...";
+    let mut text = String::new();
+    for byte in raw.strip_suffix(b"\0").unwrap_or(raw) {
+        let before = text.len();
+        // Writing to a String cannot fail.
+        let _ = match byte {
+            0 => text.write_char(' '),
+            b'!'..=b'~' if *byte != b'\\' => text.write_char(char::from(*byte)),
+            _ => write!(text, "\\{byte:03o}"),
+        };
+        if text.len() > MAX_COMMAND_LINE - CUT.len() {
+            text.truncate(before);
+            text.push_str(CUT);
+            break;
+        }
+    }
+    text.into()
+}
+
 /// A process's short name, which the process may choose freely. Displayed as one [`word`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Comm(Box<str>);
 
 impl From<&str> for Comm {

@@ -21,7 +21,9 @@ mod device_users;
 mod devices;
 mod directory;
 mod edit;
+mod ended;
 mod ends;
+mod energy;
 mod enforce;
 mod event_changes;
 mod events;
@@ -112,8 +114,9 @@ pub use directory::{
     Access, Caller, DIRECTORY_MODE, Directory, Entity, GroupId, Item, Level, Owner, ProcessId,
 };
 pub use edit::Edit;
+pub use ended::NR_EXITED;
 pub use enforce::GateOrder;
-pub use exited::Exited;
+pub use exited::{Ending, Exited, Refusal};
 pub use explain::{Explanation, Line, Section};
 pub use given_access::GivenAccess;
 pub use group::{Group, MAX_DEPTH, NewGroup, check_name};

@@ -1,6 +1,6 @@
 //! The host: its memory, processors and clock, asked of the kernel.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use gcgroup_abi::environment::GCGROUP_MEMINFO;
 use nix::time::{ClockId, clock_gettime};
@@ -51,6 +51,12 @@ fn available(meminfo: &str) -> Option<u64> {
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+/// Returns the seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
 }
 
 /// Returns the unit of the start times in `/proc/PID/stat`: ticks per second.

@@ -13,9 +13,9 @@
 //! meanwhile.
 
 mod key;
-mod line;
+pub(crate) mod line;
 mod replay;
-mod state_file;
+pub(crate) mod state_file;
 mod stored;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ mod block;
 pub mod containers;
 pub mod devices;
 pub mod facts;
+pub mod history;
 pub mod host;
 pub mod journal;
 mod log_limit;

@@ -56,6 +56,7 @@ use self::rule_queries::{RuleAnswer, RuleQueries};
 use self::stored::show_condition;
 use self::token::Token;
 use self::turns::Turns;
+use crate::history::History;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Killer, Saved, Tree};
@@ -99,6 +100,7 @@ pub struct Server {
     waker: UnixStream,
     tree: Arc<Tree>,
     journal: Arc<Journal>,
+    history: Arc<History>,
     receivers: Receivers,
     registry: Registry,
     kills: Arc<Kills>,
@@ -131,6 +133,7 @@ pub struct Options {
     pub listener: Listener,
     pub tree: Arc<Tree>,
     pub journal: Arc<Journal>,
+    pub history: Arc<History>,
     /// Records of the journal.
     pub records: BTreeMap<Key, Saved>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
@@ -152,6 +155,7 @@ impl Server {
             listener,
             tree,
             journal,
+            history,
             records,
             grace_msec,
             device_page,
@@ -177,7 +181,7 @@ impl Server {
         show_condition(&tree, &journal);
         tree.listen(Arc::new(JournalListener::new(
             &tree,
-            journal.clone(),
+            (journal.clone(), history.clone()),
             waker.try_clone()?,
         )));
         let receivers = Receivers::new(receiver, epoll.clone());
@@ -186,7 +190,6 @@ impl Server {
             tree: tree.clone(),
             bells,
             epoll: epoll.clone(),
-            journal: journal.clone(),
             grace_msec,
             device_page,
             records,
@@ -204,6 +207,7 @@ impl Server {
             waker,
             tree,
             journal,
+            history,
             receivers,
             registry,
             kills,

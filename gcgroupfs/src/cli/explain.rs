@@ -3,18 +3,18 @@
 
 mod gather;
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::Args;
 
 use super::Socket;
+use super::report::{ended, now};
+use gcgroup_abi::Submission;
 use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::diagnose;
-use gcgroupfs_model::text::size;
-use gcgroupfs_model::tree::{Explanation, Line, Section};
+use gcgroupfs_model::text::{size, word};
+use gcgroupfs_model::tree::{Exited, Explanation, Line, Section};
 use gcgroupfs_sys::clock::local_time;
 use nix::errno::Errno;
 
@@ -24,8 +24,8 @@ const OLD: u64 = 12 * 3600;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Each line begins with the local time at which it came about, if that is known. Origins and refusals are kept \
-until the daemon ends: 8 refusals of each process and group. Of a process that has ended, the last 64 of \
-which are kept (file exited), the sums are printed.
+until the daemon ends: 8 refusals of each process and group. Of a process that has ended, its record is \
+printed (gcgroupfs report); command line, group and refusals to its user and root only.
 
 Exit status: 0 explained; 1 no such process or group, or not permitted; 2 usage error.")]
 pub(super) struct Arguments {
@@ -57,70 +57,101 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
     match (observed, client) {
         (Some(observed), _) => Ok(text(&diagnose(&observed))),
         (None, Err(error)) => Err(error),
-        (None, Ok(mut client)) => match ended(&client.get("exited")??, &path, now()) {
-            Some(explanation) => Ok(text(&explanation)),
-            None => bail!("{}: no such process or group", arguments.name),
-        },
+        (None, Ok(mut client)) => {
+            let ended = match path.parse() {
+                Ok(pid) => ended(&mut client, Some(pid))?.pop(),
+                Err(_) => None,
+            };
+            match ended {
+                Some(exited) => Ok(text(&explain_ended(&exited, now()))),
+                None => bail!("{}: no such process or group", arguments.name),
+            }
+        }
     }
 }
 
-/// Figure of a process that has ended: the key in `exited`, what it is, and its format.
-type Figure = (&'static str, &'static str, fn(u64) -> String);
-
-const FIGURES: &[Figure] = &[
-    ("memory.peak", "memory.peak", size),
-    ("compute.usage_usec", "GPU time", |usec| {
-        format!("{}.{:03} s", usec / 1_000_000, usec / 1000 % 1000)
-    }),
-    ("nr_launches", "kernels launched", |count| count.to_string()),
-    ("nr_graphs", "graphs launched", |count| count.to_string()),
-    ("nr_copies", "copies", |count| count.to_string()),
-    ("nr_alloc", "allocations", |count| count.to_string()),
-    ("nr_alloc_fail", "allocations that failed", |count| {
-        count.to_string()
-    }),
-    ("oom", "of these by its own memory.limit", |count| {
-        count.to_string()
-    }),
-    ("group_max", "of these by the limit of a group", |count| {
-        count.to_string()
-    }),
-];
-
-/// Explains a process that has ended, from the lines of `exited`; `now` in seconds since 1970.
-fn ended(exited: &str, pid: &str, now: u64) -> Option<Explanation> {
-    let mut lines = exited.lines().filter_map(|line| line.split_once(' '));
-    let (_, line) = lines.find(|(of, _)| *of == pid)?;
-    let pairs: BTreeMap<&str, &str> = line.split(' ').filter_map(|pair| pair.split_once('=')).collect();
-    let number = |key: &str| pairs.get(key)?.parse::<u64>().ok();
-    let at = |text: &str, key: &str| Line {
-        age: number(key).map(|time| now.saturating_sub(time)),
-        text: text.to_owned(),
+/// Explains a process that has ended; `now` in seconds since 1970.
+fn explain_ended(exited: &Exited, now: u64) -> Explanation {
+    let (identity, sums) = (&exited.identity, &exited.sums);
+    let ago = |time: u64, text: String| Line {
+        age: Some(now.saturating_sub(time)),
+        text,
     };
-    let figures = FIGURES.iter().filter_map(|(key, what, show)| {
-        Some(Line {
-            age: None,
-            text: format!("{what}: {}", show(number(key)?)),
-        })
+    let plain = |text: String| Line { age: None, text };
+    let by = match exited.by.as_str() {
+        "" => String::new(),
+        by => format!(", killed by {by}"),
+    };
+    let ending = match exited.how.split_once(':') {
+        Some(("exit", status)) => format!("ended with exit status {status}"),
+        Some(("signal", number)) => format!("ended by signal {number}{by}"),
+        _ if exited.how == "exec" => "executed another program".to_owned(),
+        _ => "ended; how is not known".to_owned(),
+    };
+    let mut life = vec![
+        ago(identity.started, "used CUDA first".to_owned()),
+        ago(exited.end, ending),
+    ];
+    life.extend((!identity.args.is_empty()).then(|| plain(format!("command line: {}", identity.args))));
+    life.extend((!exited.group.is_empty()).then(|| plain(format!("group /{}", word(&exited.group)))));
+    let seconds = |usec: u64| format!("{}.{:03} s", usec / 1_000_000, usec / 1000 % 1000);
+    let counts = [
+        ("kernels launched", sums.submitted(Submission::Kernel)),
+        ("graphs launched", sums.submitted(Submission::Graph)),
+        ("copies", sums.submitted(Submission::Copy)),
+        ("allocations", sums.nr_alloc),
+        ("allocations that failed", sums.nr_alloc_fail),
+        ("of these by its own memory.limit", sums.nr_oom),
+        ("of these by the limit of a group", sums.nr_group_max),
+    ];
+    let mut used = vec![
+        plain(format!("memory.peak: {}", size(exited.peak))),
+        plain(format!("memory over time: {} byte-seconds", exited.byte_seconds)),
+        plain(format!("GPU time: {}", seconds(sums.usage_nsec / 1000))),
+    ];
+    let gpus = exited.gpus.iter();
+    used.extend(gpus.map(|(uuid, nsec)| plain(format!("of this on {uuid}: {}", seconds(nsec / 1000)))));
+    let joules = exited.energy_nanojoules / 1_000_000_000;
+    used.extend((joules != 0).then(|| plain(format!("energy of the GPUs: about {joules} J (estimated)"))));
+    used.extend(counts.map(|(what, count)| plain(format!("{what}: {count}"))));
+    let waits = [
+        ("for a turn or a quota", sums.throttled_usec),
+        ("while frozen", sums.frozen_usec),
+        ("for memory", exited.memory_wait_usec),
+    ];
+    let waits = waits.into_iter().filter(|(_, usec)| *usec != 0);
+    let waits = waits.map(|(what, usec)| plain(format!("waited {what}: {}", seconds(usec))));
+    let refusals = exited.refusals.iter().rev().map(|refusal| {
+        let (count, gpu) = (refusal.count, refusal.gpu);
+        let by = match refusal.by.as_str() {
+            "memory" => "no limit; the memory was used up".to_owned(),
+            by => {
+                let (limit, used) = (size(refusal.limit), size(refusal.used));
+                format!("memory.limit of {} {limit}, used {used}", word(by))
+            }
+        };
+        let bytes = size(refusal.bytes);
+        ago(
+            refusal.time,
+            format!("refused {count} on GPU {gpu}, the last of {bytes}: {by}"),
+        )
     });
     let section = |title: &str, lines| Section {
         title: title.to_owned(),
         lines,
     };
-    let comm = pairs.get("comm").unwrap_or(&"unknown");
-    Some(Explanation {
-        title: format!("process {pid} ({comm}) has ended"),
+    Explanation {
+        title: format!(
+            "process {} ({}) of uid {} has ended",
+            identity.pid, identity.comm, identity.uid
+        ),
         sections: vec![
-            section("Life", vec![at("started", "start"), at("ended", "end")]),
-            section("Used in all", figures.collect()),
+            section("Life", life),
+            section("Used in all", used),
+            section("Waits", waits.collect()),
+            section("Last refusals", refusals.collect()),
         ],
-    })
-}
-
-/// Returns the seconds since 1970.
-fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| since.as_secs())
+    }
 }
 
 fn text(explanation: &Explanation) -> String {
@@ -149,18 +180,6 @@ fn text(explanation: &Explanation) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ended_process_is_explained_by_its_latest_line() {
-        let lines = "71 comm=a start=5 end=9 memory.peak=2097152 compute.usage_usec=1500000 nr_alloc=1\n\
-                     7 comm=b start=6 end=8 memory.peak=4096 oom=2\n7 comm=c start=1 end=2\n";
-        let shown = text(&ended(lines, "7", 10).unwrap());
-        assert!(shown.starts_with("process 7 (b) has ended\n"), "{shown}");
-        for line in ["memory.peak: 4 KiB", "of these by its own memory.limit: 2"] {
-            assert!(shown.contains(line), "{shown}");
-        }
-        assert!(ended(lines, "1", 10).is_none());
-    }
 
     #[test]
     fn lines_are_aligned_whether_their_time_is_known() {

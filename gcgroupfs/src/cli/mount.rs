@@ -26,6 +26,7 @@ use gcgroupfs_model::arbiter::{POLICIES, Policy, Settings};
 use gcgroupfs_model::text::parse_bytes;
 use gcgroupfs_model::tree::{Owner, Tree};
 use gcgroupfs_server::devices;
+use gcgroupfs_server::history::History;
 use gcgroupfs_server::host;
 use gcgroupfs_server::journal::Journal;
 use gcgroupfs_server::socket::{self, Listener, Server};
@@ -181,13 +182,16 @@ fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let stuck = listener.stuck();
     let (holders, found) = devices::find();
     let tree = Arc::new(Tree::new(owner(), found, host::this()));
+    let history = Arc::new(History::open(state_dir));
+    let sift = |records: &mut _| socket::sift(records, &history);
     let (journal, mut records) = match stuck {
         Some(pid) => {
             sever::start(pid, &socket, &launcher);
-            Journal::open_beside_killed(state_dir, socket::sift)?
+            Journal::open_beside_killed(state_dir, sift)?
         }
-        None => Journal::open(state_dir, socket::sift)?,
+        None => Journal::open(state_dir, sift)?,
     };
+    tree.restore_exited(history.last());
     socket::restore(&tree, &journal, &mut records, arguments.policy.is_some());
     tree.set_default_context(arguments.context_size);
     tree.set_default_policy(arguments.policy.unwrap_or(config.compute.policy));
@@ -201,6 +205,7 @@ fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         listener,
         tree: tree.clone(),
         journal: Arc::new(journal),
+        history,
         records,
         grace_msec: grace,
         device_page: arguments.device_page | if arguments.kept_pages { KEEPS_PAGES } else { 0 },

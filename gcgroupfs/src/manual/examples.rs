@@ -33,6 +33,10 @@ const EXAMPLES: &[(&str, &str)] = &[
         "ls",
         "gcgroupfs ls --tree\ngcgroupfs ls --sort memory\ngcgroupfs ls --json",
     ),
+    (
+        "report",
+        "gcgroupfs report --since 7d --by group\ngcgroupfs report --by process --json",
+    ),
     ("top", "gcgroupfs top\ngcgroupfs top --batch --count 3 --delay 2"),
     (
         "run",

@@ -53,6 +53,31 @@ pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     new_descriptor(fd)
 }
 
+/// Answer to `PIDFD_GET_INFO` (`struct pidfd_info` in the kernel's include/uapi/linux/pidfd.h).
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct PidfdInfo {
+    mask: u64,
+    cgroup: u64,
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+nix::ioctl_readwrite!(pidfd_get_info, 0xff, 11, PidfdInfo);
+
+/// Returns the status of a process that has ended and that its parent has waited for, as wait(2) tells it:
+/// Linux 6.15.
+pub fn exit_status(pidfd: &OwnedFd) -> Option<i32> {
+    const PIDFD_INFO_EXIT: u64 = 8;
+    let mut info = PidfdInfo {
+        mask: PIDFD_INFO_EXIT,
+        ..PidfdInfo::default()
+    };
+    // SAFETY: the kernel writes at most the size of the structure, which is part of the request's number.
+    let told = unsafe { pidfd_get_info(pidfd.as_raw_fd(), &raw mut info) };
+    (told.is_ok() && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
+}
+
 /// Returns a descriptor of the thread that `tid` denotes now: pidfd_open(2) with `PIDFD_THREAD`, Linux 6.9.
 ///
 /// # Errors

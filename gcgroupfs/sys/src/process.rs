@@ -45,6 +45,8 @@ pub struct Stat {
     /// Start addresses of its program and its stack (fields 26 and 28). They change with an exec; `None`
     /// while it executes a program or exits, or without permission.
     pub image: Option<(u64, u64)>,
+    /// Whether it has begun to end (`PF_EXITING` of field 9).
+    pub is_ending: bool,
 }
 
 /// Returns the pid (0 if it has none here), uid and gid of the process at the socket's other end, as they
@@ -193,6 +195,28 @@ pub fn stat(pid: u32) -> nix::Result<Stat> {
     parse_stat(&String::from_utf8_lossy(&procfs::read(pid, "stat")?)).ok_or(Errno::ESRCH)
 }
 
+/// Returns how a dead process has ended: `exit:STATUS` or `signal:NUMBER`. `None` if the kernel does not
+/// tell: it tells of a process that its parent has not waited for yet, and of any since Linux 6.15.
+pub fn how_ended(pid: u32, start_time: u64, pidfd: &OwnedFd) -> Option<String> {
+    let of_zombie = || {
+        let text = procfs::read(pid, "stat").ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+        // The state is field 3.
+        let field = |number: usize| fields.get(number - 3);
+        (field(22)?.parse() == Ok(start_time)).then_some(())?;
+        field(52)?.parse().ok()
+    };
+    let status: i32 = of_zombie().or_else(|| crate::exit_status(pidfd))?;
+    Some(match status & 0x7f {
+        0 => format!("exit:{}", status >> 8 & 0xff),
+        signal => format!("signal:{signal}"),
+    })
+}
+
+/// Flag of a process that has begun to end, in the kernel's include/linux/sched.h.
+const PF_EXITING: u64 = 4;
+
 /// Parses `PID (COMM) STATE …`. The name may contain blanks and parentheses, so it ends at the last `)`.
 fn parse_stat(text: &str) -> Option<Stat> {
     let (head, tail) = text.rsplit_once(')')?;
@@ -210,6 +234,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
         parent: u32::try_from(field(4)?).ok()?,
         start_time: field(22)?,
         image: Some((field(26)?, field(28)?)).filter(|(_, stack)| *stack != 0),
+        is_ending: field(9)? & PF_EXITING != 0,
     })
 }
 
@@ -229,7 +254,8 @@ mod tests {
                 comm: "a) S (b\nc)".into(),
                 parent: 4,
                 start_time: 22,
-                image: Some((26, 28))
+                image: Some((26, 28)),
+                is_ending: false,
             }
         );
     }

@@ -67,14 +67,23 @@ pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
 /// # Errors
 /// As for [`read`]; `EFBIG` if there are more.
 pub fn read_at_most(pid: u32, name: &'static str, most: u64) -> nix::Result<Vec<u8>> {
+    let text = read_start(pid, name, most.saturating_add(1))?;
+    match u64::try_from(text.len()) {
+        Ok(length) if length <= most => Ok(text),
+        _ => Err(Errno::EFBIG),
+    }
+}
+
+/// Reads the first `most` bytes of `/proc/PID/NAME`.
+///
+/// # Errors
+/// As for [`read`].
+pub fn read_start(pid: u32, name: &'static str, most: u64) -> nix::Result<Vec<u8>> {
     bounded(pid, move || {
         let mut text = Vec::new();
         let file = fs::File::open(format!("/proc/{pid}/{name}"))?;
-        file.take(most.saturating_add(1)).read_to_end(&mut text)?;
-        match u64::try_from(text.len()) {
-            Ok(length) if length <= most => Ok(text),
-            _ => Err(std::io::Error::from_raw_os_error(libc::EFBIG)),
-        }
+        file.take(most).read_to_end(&mut text)?;
+        Ok(text)
     })
 }
 

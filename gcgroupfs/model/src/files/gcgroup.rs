@@ -46,8 +46,9 @@ pub(super) const FILES: &[ControlFile] = &[
         io: Read(|view| Ok(view.exited().map(|exited| format!("{exited}\n")).collect())),
         doc: "The last 64 processes that left, the latest first, one line each: the pid, then KEY=VALUE pairs (times \
               in seconds since 1970). memory.byte_seconds is memory.current over time (bytes times seconds), sampled once per \
-              second since the process registered with this daemon; compute.usage_usec is that of compute.stat. When the list is full, the user with the most lines loses \
-              the oldest.",
+              second; compute.usage_usec is that of compute.stat; how, if it is known, is exit:STATUS, signal:NUMBER \
+              or exec. When the list is full, the user with the most lines loses the oldest. gcgroupfs report \
+              shows more, and earlier ones.",
     },
     ControlFile {
         name: "unmanaged",

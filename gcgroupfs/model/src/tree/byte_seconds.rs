@@ -3,7 +3,7 @@
 /// Nanoseconds of a second.
 const SECOND: u128 = 1_000_000_000;
 
-/// Integral of a process's `memory.current` since it registered with this daemon. Between two samples the
+/// Integral of a process's `memory.current` since its program first registered. Between two samples the
 /// mean of both is taken, so memory that was allocated and freed in between does not count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ByteSeconds {
@@ -16,12 +16,12 @@ pub(super) struct ByteSeconds {
 }
 
 impl ByteSeconds {
-    /// Begins with no bytes; `now` in nanoseconds.
-    pub(super) fn new(now: u64) -> Self {
+    /// Begins with no bytes and an integral of `earlier` bytes times seconds; `now` in nanoseconds.
+    pub(super) fn new(now: u64, earlier: u128) -> Self {
         Self {
             at: now,
             bytes: 0,
-            twice: 0,
+            twice: earlier.saturating_mul(2 * SECOND),
         }
     }
 
@@ -31,6 +31,13 @@ impl ByteSeconds {
         let elapsed = u128::from(now.saturating_sub(self.at));
         self.twice = self.twice.saturating_add(sum.saturating_mul(elapsed));
         (self.at, self.bytes) = (now.max(self.at), bytes);
+    }
+
+    /// Returns the integral in minutes of the present use: a number that changes every minute while memory is
+    /// in use.
+    pub(super) fn minutes(&self) -> u64 {
+        let minutes = self.get() / u128::from(self.bytes.max(1)) / 60;
+        u64::try_from(minutes).unwrap_or(u64::MAX)
     }
 
     /// Returns bytes times seconds, rounded down.
@@ -46,7 +53,7 @@ mod tests {
     #[test]
     fn samples_are_joined_by_straight_lines() {
         const SECOND: u64 = 1_000_000_000;
-        let mut integral = ByteSeconds::new(5 * SECOND);
+        let mut integral = ByteSeconds::new(5 * SECOND, 0);
         assert_eq!(integral.get(), 0);
         integral.sample(6 * SECOND, 100);
         integral.sample(8 * SECOND, 100);

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 
 use super::process::{Process, Written};
 use super::saved::by_index;
-use super::{GroupId, Notice, ProcessId, State, Sums, Tree};
+use super::{Ending, GroupId, Notice, ProcessId, State, Sums, Tree, ended};
 use crate::tree::Saved;
 
 /// Number of processes written at a time, longest wait first, so that thousands of busy ones do not occupy
@@ -53,18 +53,34 @@ impl Tree {
 
     /// Moves the counts of a program to its group and above. The process has ended without registering with
     /// this daemon, or executes another program.
-    pub fn pass_to_groups(&self, (pid, start_time): (u32, u64), saved: &mut Saved) {
-        let counts = saved.take_counts();
-        if counts.is_empty() {
+    pub fn pass_to_groups(
+        &self,
+        (pid, start_time): (u32, u64),
+        saved: &mut Saved,
+        ending: impl Into<Ending>,
+    ) {
+        if !saved.has_program() && !saved.has_counts() {
             return;
         }
+        let mut state = self.state.lock();
+        saved.exited = saved.exited(state.path(saved.group), ending.into()).map(Box::new);
+        if let Some(exited) = &saved.exited {
+            ended::remember(&mut state.exited, (**exited).clone());
+        }
+        let byte_seconds = saved.byte_seconds();
+        let counts = saved.take_counts();
         let mut notices = vec![Notice::Departed {
             pid,
             start_time,
             saved: Box::new(saved.clone()),
         }];
-        let mut state = self.state.lock();
+        saved.exited = None;
         let groups = state.chain(saved.group);
+        for id in &groups {
+            if let Some(group) = state.groups.get_mut(id) {
+                group.add_byte_seconds(byte_seconds);
+            }
+        }
         let counts: Vec<_> = by_index(&counts, &state.devices).collect();
         for (device, sums) in counts {
             for id in &groups {
@@ -93,7 +109,8 @@ impl State {
     }
 
     fn digest(&self, process: &Process) -> u64 {
-        Sums::of(process, None, &self.devices).counts().digest()
+        let counts = Sums::of(process, None, &self.devices).counts().digest();
+        counts.wrapping_add(process.byte_seconds.minutes())
     }
 
     fn note_written(&mut self, id: ProcessId, is_now: bool) {
@@ -117,6 +134,9 @@ pub fn add_to_ancestors(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mu
         place(Some(id), &mut |above: &mut Saved| {
             for (uuid, sums) in &dead.counts {
                 above.counted.entry(uuid.clone()).or_default().before += *sums;
+            }
+            if let Some(made) = &mut above.made {
+                made.byte_seconds = made.byte_seconds.saturating_add(dead.byte_seconds());
             }
             // A group's number is higher than its parent's.
             at = above.group.filter(|outer| *outer < id);

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 use super::claims::device_total;
 use super::untrusted::UntrustedDevice;
-use super::{Reason, State, Tree, usage};
+use super::{ProcessId, Reason, State, Tree, usage};
 
 /// Measurements of a device by NVML; `None`: it does not tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -52,10 +52,28 @@ impl Display for DeviceStat {
     }
 }
 
+impl State {
+    /// Accounts for the energy of the GPU time that a process was charged since the last call.
+    pub(super) fn account_energy(&mut self, id: ProcessId) {
+        let samples = self.device_samples.iter().enumerate();
+        let Some(process) = self.processes.get_mut(&id) else {
+            return;
+        };
+        for (device, sample) in samples {
+            let charged = usage::charged_nsec(process, device);
+            process.energy.account(device, charged, sample.power.unwrap_or(0));
+        }
+    }
+}
+
 impl Tree {
     /// Stores what NVML shows of the devices, in the order of their indexes.
     pub fn set_device_samples(&self, samples: Vec<DeviceSample>) {
-        self.state.lock().device_samples = samples;
+        let mut state = self.state.lock();
+        state.device_samples = samples;
+        for id in state.processes.keys().copied().collect::<Vec<_>>() {
+            state.account_energy(id);
+        }
     }
 
     /// Stores the last critical XID error of the GPU with a PCI address, and so of its MIG instances: 0 if

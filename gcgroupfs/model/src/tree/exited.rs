@@ -1,69 +1,150 @@
-//! Record of processes that have left.
+//! Record of processes that have ended: what each used, and how it ended.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 
 use gcgroup_abi::Submission;
+use serde::{Deserialize, Serialize};
 
-use super::process::Process;
-use super::{Devices, Identity, Sums, Tree, usage};
+use super::made::is_default;
+use super::sums::Numbers;
+use super::{Identity, Sums};
+use crate::text::word;
 
-/// Number of lines of `exited`.
-const NR_EXITED: usize = 64;
-
-/// Adds a process that has left. If there are too many, the user with the most loses the oldest, so that no
-/// user can displace all entries of others.
-pub(super) fn remember(all: &mut VecDeque<Exited>, one: Exited) {
-    all.push_front(one);
-    if all.len() <= NR_EXITED {
-        return;
-    }
-    let nr_of = |uid: u32| all.iter().filter(|exited| exited.identity.uid == uid).count();
-    // Among users with equally many, the one with the oldest entry.
-    let most = all
-        .iter()
-        .map(|exited| exited.identity.uid)
-        .max_by_key(|uid| nr_of(*uid));
-    if let Some(oldest) = all.iter().rposition(|exited| Some(exited.identity.uid) == most) {
-        all.remove(oldest);
-    }
+/// When and how a process has ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Seconds since 1970.
+    pub time: u64,
+    /// `exit:STATUS`, `signal:NUMBER` or `exec`; empty if it is not known.
+    pub how: String,
+    /// Reason for which the daemon has killed the process; empty if the daemon has not.
+    pub by: String,
 }
 
-/// One line of `exited`.
-#[derive(Debug)]
-pub struct Exited {
-    identity: Identity,
-    /// Time of the exit, seconds since 1970.
-    end: u64,
-    peak: u64,
-    /// `memory.current` over time, bytes times seconds.
-    byte_seconds: u128,
-    is_in_job: bool,
-    pub(super) sums: Sums,
-}
-
-impl Exited {
-    pub(super) fn new(process: &Process, devices: &Devices, (end, is_in_job): (u64, bool)) -> Self {
+impl From<u64> for Ending {
+    fn from(time: u64) -> Self {
         Self {
-            identity: process.identity.clone(),
-            end,
-            is_in_job,
-            peak: usage::peak(process, None, devices),
-            byte_seconds: process.byte_seconds.get(),
-            sums: Sums::of(process, None, devices),
+            time,
+            ..Self::default()
         }
     }
 }
 
-impl Tree {
-    /// Returns the line of `exited` about a process, and whether the process was in a job.
-    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String, bool)> {
-        let state = self.state.lock();
-        let mut exited = state.exited.iter();
-        let found =
-            exited.find(|exited| (exited.identity.pid, exited.identity.start_time) == (pid, start_time))?;
-        Some((found.identity.clone(), found.to_string(), found.is_in_job))
+/// Refused allocations.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Refusal {
+    /// Seconds since 1970.
+    pub time: u64,
+    pub count: u64,
+    /// Index of the GPU.
+    pub gpu: usize,
+    /// Bytes of the last one, as the process claims; 0 if unknown.
+    pub bytes: u64,
+    /// Source of the refusal: `process`, `gpu`, the path of a group, or `memory` if there was no more.
+    pub by: String,
+    /// The limit and the bytes charged against it.
+    pub limit: u64,
+    pub used: u64,
+}
+
+/// A program of a process that has ended, or several of one user.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Exited {
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Path of its group; empty for the root.
+    #[serde(skip_serializing_if = "is_default")]
+    pub group: String,
+    /// Time of the end, seconds since 1970.
+    pub end: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub how: String,
+    #[serde(skip_serializing_if = "is_default")]
+    pub by: String,
+    /// Number of further programs in this record: the oldest ones of a user are added up.
+    #[serde(skip_serializing_if = "is_default")]
+    pub others: u64,
+    pub peak: u64,
+    /// `memory.current` over time, bytes times seconds.
+    pub byte_seconds: u128,
+    /// GPU time by UUID of the GPU, nanoseconds.
+    #[serde(skip_serializing_if = "is_default")]
+    pub gpus: BTreeMap<String, u64>,
+    /// Estimated energy of the GPUs in its GPU time.
+    pub energy_nanojoules: u64,
+    /// Time for which a thread waited for memory.
+    pub memory_wait_usec: u64,
+    #[serde(skip_serializing_if = "is_default")]
+    pub refusals: Vec<Refusal>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub is_in_job: bool,
+    pub sums: Sums,
+}
+
+impl Exited {
+    /// Returns whether both are records of one program.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let key = |one: &Self| {
+            let identity = &one.identity;
+            (
+                identity.pid,
+                identity.start_time,
+                identity.image,
+                identity.started,
+            )
+        };
+        key(self) == key(other)
     }
+
+    /// Removes what is shown to the user of the process and to root only.
+    pub fn withhold(&mut self) {
+        self.identity.args = Box::default();
+        self.group.clear();
+        self.by.clear();
+        self.refusals.clear();
+    }
+
+    /// Adds the figures of another record of the same user. What differs is left empty.
+    pub fn add(&mut self, other: &Self) {
+        let (own, its) = (&mut self.identity, &other.identity);
+        if own.comm != its.comm {
+            own.comm = "".into();
+        }
+        if self.group != other.group {
+            self.group.clear();
+        }
+        (own.pid, own.start_time, own.image, own.args) = (0, 0, None, Box::default());
+        own.started = own.started.min(its.started);
+        self.end = self.end.max(other.end);
+        self.how.clear();
+        self.by.clear();
+        self.refusals.clear();
+        self.others = self.others.saturating_add(other.others).saturating_add(1);
+        self.peak = self.peak.max(other.peak);
+        self.byte_seconds = self.byte_seconds.saturating_add(other.byte_seconds);
+        for (uuid, nsec) in &other.gpus {
+            let sum = self.gpus.entry(uuid.clone()).or_default();
+            *sum = sum.saturating_add(*nsec);
+        }
+        self.energy_nanojoules = self.energy_nanojoules.saturating_add(other.energy_nanojoules);
+        self.memory_wait_usec = self.memory_wait_usec.saturating_add(other.memory_wait_usec);
+        self.sums.combine(&other.sums, u64::saturating_add);
+    }
+}
+
+/// Facts about the program that a process executes, for the record of its end.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Program {
+    pub(super) identity: Identity,
+    /// `memory.current` over time, bytes times seconds.
+    pub(super) byte_seconds: u128,
+    pub(super) energy_nanojoules: u64,
+    pub(super) memory_wait_usec: u64,
+    pub(super) peak: u64,
 }
 
 impl Display for Exited {
@@ -87,6 +168,10 @@ impl Display for Exited {
             sums.submitted(Submission::Kernel),
             sums.submitted(Submission::Graph),
             sums.submitted(Submission::Copy),
-        )
+        )?;
+        match self.how.as_str() {
+            "" => Ok(()),
+            how => write!(f, " how={}", word(how)),
+        }
     }
 }

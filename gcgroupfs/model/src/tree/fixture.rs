@@ -126,6 +126,7 @@ pub fn identity(pid: u32) -> Identity {
         uid: OWNER.uid,
         gid: OWNER.gid,
         comm,
+        args: "a program --key=value".into(),
     }
 }
 

@@ -1,10 +1,13 @@
 //! Identity of a process.
 
+use serde::{Deserialize, Serialize};
+
 use super::Owner;
 use crate::text::Comm;
 
 /// Identity of a process, as reported by the kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Identity {
     pub pid: u32,
     /// Clock ticks since boot (field 22 of /proc/PID/stat); together with the pid unique until reboot.
@@ -16,6 +19,9 @@ pub struct Identity {
     pub uid: u32,
     pub gid: u32,
     pub comm: Comm,
+    /// The command line, as [`command_line`](crate::text::command_line) returns it; empty if it is not known.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub args: Box<str>,
 }
 
 impl Identity {

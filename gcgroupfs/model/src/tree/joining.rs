@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use super::byte_seconds::ByteSeconds;
+use super::energy::Energy;
 use super::{
-    Blocks, Exited, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, enforce, exited,
+    Blocks, Ending, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, ended, enforce, usage,
 };
 
 impl Tree {
@@ -15,7 +17,12 @@ impl Tree {
     /// may have changed since that copy was made.
     ///
     /// Before the call the caller sets `grace_msec`. The block must be handed out only afterwards.
-    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+    pub fn join(
+        &self,
+        mut identity: Identity,
+        blocks: Arc<dyn Blocks>,
+        saved: impl Into<Saved>,
+    ) -> ProcessId {
         let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
         let held = saved.group.filter(|_| saved.is_held);
         let mut notices = Vec::new();
@@ -32,13 +39,27 @@ impl Tree {
         });
         let origins = known.filter(|known| known.identity.start_time == start_time);
         let origins = origins.map_or(saved.origins.clone(), |known| known.origins.clone());
-        let old = before.and_then(|id| state.leave(id, identity.started, goes_on, &mut notices));
+        let is_exec = known.is_some_and(|known| known.identity.start_time == start_time);
+        let ending = Ending {
+            time: identity.started,
+            how: if is_exec { "exec".to_owned() } else { String::new() },
+            by: String::new(),
+        };
+        let old = before.and_then(|id| state.leave(id, ending, goes_on, &mut notices));
+        let program = saved
+            .program
+            .as_deref()
+            .filter(|program| program.identity.is_same(&identity));
+        identity.started = program.map_or(identity.started, |program| program.identity.started);
         let id = state.number(&identity);
         // The same program registers again: its directory stays.
         notices.retain(|notice| !matches!(notice, Notice::Left { id: left, .. } if *left == id));
         let mut process = Process::new(id, identity, blocks, &state.devices);
         if let Some(old) = old.as_ref().filter(|_| goes_on) {
             process.events = old.events.going_on();
+            process.byte_seconds = old.byte_seconds;
+        } else if let Some(program) = program {
+            process.byte_seconds = ByteSeconds::new(state.now(), program.byte_seconds);
         }
         process.settings = saved.settings.clone();
         process.origins = origins;
@@ -55,6 +76,13 @@ impl Tree {
         }
         state.prepare_contexts(&process);
         enforce::publish(&process, &state.devices);
+        let energy = old
+            .as_ref()
+            .filter(|_| goes_on)
+            .map(|old| old.energy.nanojoules());
+        let energy = energy.or(program.map(|program| program.energy_nanojoules));
+        let charged = (0..state.devices.len()).map(|device| usage::charged_nsec(&process, device));
+        process.energy = Energy::new(energy.unwrap_or(0), charged);
         state.pids.insert(pid, id);
         state.processes.insert(id, Box::new(process));
         state.note_users(id);
@@ -79,11 +107,11 @@ impl Tree {
         id
     }
 
-    /// Removes a process, which ended at `end` (seconds since 1970). Its charges are dropped, its counts stay
+    /// Removes a process, which has ended. Its charges are dropped, its counts stay
     /// in the totals. Does nothing if it has left already.
     ///
     /// Returns its final record without counts; no further writes to it are possible.
-    pub fn leave(&self, id: ProcessId, end: u64) -> Option<Saved> {
+    pub fn leave(&self, id: ProcessId, ending: impl Into<Ending>) -> Option<Saved> {
         let mut notices = Vec::new();
         // Dropped after the lock, because the last owner of the blocks unmaps them.
         let mut state = self.state.lock();
@@ -92,7 +120,7 @@ impl Tree {
         if let Some(saved) = &mut saved {
             saved.take_counts();
         }
-        let gone = state.leave(id, end, false, &mut notices);
+        let gone = state.leave(id, ending.into(), false, &mut notices);
         if let Some(gone) = &gone {
             state.reap(gone.group, &mut notices);
         }
@@ -130,7 +158,7 @@ impl State {
     pub(super) fn leave(
         &mut self,
         id: ProcessId,
-        end: u64,
+        ending: Ending,
         goes_on: bool,
         notices: &mut Vec<Notice>,
     ) -> Option<Box<Process>> {
@@ -138,7 +166,8 @@ impl State {
         self.note_refusals(id, notices);
         self.sample_bytes(id);
         self.charge_rest(id);
-        if let Some(process) = self.processes.get(&id) {
+        self.account_energy(id);
+        if let Some(process) = self.processes.get(&id).filter(|_| !goes_on) {
             let (group, byte_seconds) = (process.group, process.byte_seconds.get());
             for id in self.chain(group) {
                 if let Some(group) = self.groups.get_mut(&id) {
@@ -159,33 +188,27 @@ impl State {
         if self.pids.get(&pid) == Some(&id) {
             self.pids.remove(&pid);
         }
-        let groups = self.chain(process.group).into_iter();
-        let is_in_job = groups
-            .filter_map(|id| self.groups.get(&id))
-            .any(|group| group.is_job);
-        let exited = Exited::new(&process, &self.devices, (end, is_in_job));
         if !goes_on {
             let is_empty = |id: &GroupId| self.groups.get(id).is_some_and(|group| group.nr_members == 0);
             let ended = self.chain(process.group).into_iter().filter(is_empty);
             self.quota_ends.extend(ended.collect::<Vec<_>>());
-            self.depart_from_root(&process, &exited, notices);
+            self.depart_from_root(&process, ending, notices);
         }
         self.tie(notices);
-        exited::remember(&mut self.exited, exited);
         notices.push(Notice::Left { id, pid, start_time });
         self.forget_pressure(id);
         Some(process)
     }
 
-    /// Adds a leaving process's counts to the root's.
-    fn depart_from_root(&mut self, process: &Process, exited: &Exited, notices: &mut Vec<Notice>) {
-        let mut saved = Saved::of_process(process, &self.devices);
-        if saved.take_counts().is_empty() {
-            return;
-        }
-        self.departed += exited.sums.departed();
+    /// Adds a leaving process's counts to the root's, and records its end.
+    fn depart_from_root(&mut self, process: &Process, ending: Ending, notices: &mut Vec<Notice>) {
+        let exited = self.exited(process, ending);
+        self.departed += exited.sums;
         let Identity { pid, start_time, .. } = process.identity;
-        let saved = Box::new(saved);
+        let mut saved = Box::new(Saved::of_process(process, &self.devices));
+        let has_counts = !saved.take_counts().is_empty();
+        saved.exited = Some(Box::new(exited.clone()));
+        ended::remember(&mut self.exited, exited);
         // Done first: records not written after it are lost, and those written before it would count twice.
         let departed = Notice::Departed {
             pid,
@@ -193,6 +216,6 @@ impl State {
             saved,
         };
         notices.insert(0, departed);
-        notices.push(Notice::RootChanged);
+        notices.extend(has_counts.then_some(Notice::RootChanged));
     }
 }

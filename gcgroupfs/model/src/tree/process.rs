@@ -7,6 +7,7 @@ use std::time::Duration;
 use gcgroup_abi::{Control, ControlDevice, Gate, OTHER_DEVICE};
 
 use super::byte_seconds::ByteSeconds;
+use super::energy::Energy;
 use super::events::Events;
 use super::held_time::HeldTime;
 use super::inherited::Inherited;
@@ -148,6 +149,7 @@ pub struct Process {
     pub(super) events: Events,
     pub(super) stalls: ProcessStalls,
     pub(super) byte_seconds: ByteSeconds,
+    pub(super) energy: Energy,
     pub(super) origins: Origins,
     pub(super) refusals: ProcessRefusals,
     pub(super) asks: Asks,
@@ -172,7 +174,8 @@ impl Process {
             devices: kept,
             events: Events::default(),
             stalls: ProcessStalls::default(),
-            byte_seconds: ByteSeconds::new((devices.host.now)()),
+            byte_seconds: ByteSeconds::new((devices.host.now)(), 0),
+            energy: Energy::default(),
             origins: Origins::default(),
             refusals: ProcessRefusals::default(),
             asks: Asks::default(),

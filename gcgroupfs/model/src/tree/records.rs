@@ -23,7 +23,11 @@ impl Notice {
     pub fn is_of_record(&self) -> bool {
         matches!(
             self,
-            Self::SettingsChanged(_) | Self::GroupChanged(_) | Self::RootChanged | Self::Departed { .. }
+            Self::Joined { .. }
+                | Self::SettingsChanged(_)
+                | Self::GroupChanged(_)
+                | Self::RootChanged
+                | Self::Departed { .. }
         )
     }
 }
@@ -38,7 +42,8 @@ impl Tree {
     /// Returns the records that `notices` concern, and those of groups and the root that changed together
     /// with any. They must be written in one write, before the next are taken.
     pub fn records(&self, notices: &[Notice]) -> Vec<(Subject, Saved)> {
-        let is_process = |notice: &&Notice| matches!(notice, Notice::SettingsChanged(_));
+        let is_process =
+            |notice: &&Notice| matches!(notice, Notice::Joined { .. } | Notice::SettingsChanged(_));
         // Possibly many, so without a common lock. A record that changes until the lock below is taken is
         // also in `together`.
         let mut all: BTreeMap<Subject, Saved> = notices
@@ -76,7 +81,9 @@ impl State {
 
     fn record(&self, notice: &Notice) -> Option<(Subject, Saved)> {
         match notice {
-            Notice::SettingsChanged(id) => Some(self.record_of(self.processes.get(id)?)),
+            Notice::Joined { id, .. } | Notice::SettingsChanged(id) => {
+                Some(self.record_of(self.processes.get(id)?))
+            }
             Notice::Departed {
                 pid,
                 start_time,
@@ -85,10 +92,12 @@ impl State {
                 let (pid, start_time) = (*pid, *start_time);
                 let again = self.pids.get(&pid).and_then(|id| self.processes.get(id));
                 let again = again.filter(|again| again.identity.start_time == start_time);
-                Some(again.map_or_else(
+                let mut record = again.map_or_else(
                     || (Subject::Process { pid, start_time }, (**saved).clone()),
                     |again| self.record_of(again),
-                ))
+                );
+                record.1.exited.clone_from(&saved.exited);
+                Some(record)
             }
             Notice::GroupChanged(id) => Some((Subject::Group(*id), self.saved_group(*id))),
             Notice::RootChanged => Some((Subject::Root, self.saved_root())),

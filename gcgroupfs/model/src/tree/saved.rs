@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use gcgroup_abi::Pressure;
 use serde::{Deserialize, Serialize};
 
 use super::context_sizes::Sizes;
+use super::exited::Program;
 use super::group::Counted;
 use super::held_time::HeldTime;
 use super::made::{Made, is_default};
 use super::process::Process;
 use super::suspension::Exchange;
-use super::{Access, Device, Devices, Group, GroupId, Origins, Settings, Sums};
+use super::{Access, Device, Devices, Ending, Exited, Group, GroupId, Origins, Settings, Sums, usage};
 
 /// Values of the configuration's groups that have been carried out: by path, and by control file or part of
 /// the access.
@@ -53,6 +55,13 @@ pub struct Saved {
     /// The program that has produced `counts`, as in [`Identity::image`](super::Identity::image).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<(u64, u64)>,
+    /// Set for processes only: the program, unless it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) program: Option<Box<Program>>,
+    /// Set when a program ends, until the next record of the process: the line of the record of ended
+    /// processes that is written next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exited: Option<Box<Exited>>,
     /// True for a process that the driver may have locked.
     #[serde(skip_serializing_if = "is_default")]
     pub(super) is_locked: bool,
@@ -95,8 +104,46 @@ impl Saved {
 
     /// Removes and returns the counts that go to the groups and the root when the process ends.
     pub fn take_counts(&mut self) -> BTreeMap<String, Sums> {
-        self.image = None;
+        (self.image, self.program) = (None, None);
         std::mem::take(&mut self.counts)
+    }
+
+    /// Returns whether a program is described that has not ended as far as the record knows.
+    pub fn has_program(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// Returns the record of the end of the program, which was in the group at `path`; `None` if none is
+    /// described.
+    pub fn exited(&self, path: String, ending: Ending) -> Option<Exited> {
+        let Program {
+            identity,
+            byte_seconds,
+            energy_nanojoules,
+            memory_wait_usec,
+            peak,
+        } = self.program.as_deref()?.clone();
+        let gpus = self.counts.iter().filter(|(uuid, _)| !uuid.is_empty());
+        let gpus = gpus.map(|(uuid, sums)| (uuid.clone(), sums.usage_nsec));
+        Some(Exited {
+            identity,
+            group: path,
+            end: ending.time,
+            how: ending.how,
+            by: ending.by,
+            peak,
+            byte_seconds,
+            gpus: gpus.filter(|(_, nsec)| *nsec != 0).collect(),
+            energy_nanojoules,
+            memory_wait_usec,
+            sums: self.counts.get("").copied().unwrap_or_default(),
+            ..Exited::default()
+        })
+    }
+
+    /// Returns what the program's memory use over time adds to that of its groups.
+    pub(super) fn byte_seconds(&self) -> u128 {
+        self.program.as_ref().map_or(0, |program| program.byte_seconds)
     }
 
     /// Returns whether the counts are known to be from another program than `image`.
@@ -130,6 +177,13 @@ impl Saved {
             }),
             counted: by_uuid(counted, devices),
             image: process.identity.image.filter(|_| !counts.is_empty()),
+            program: Some(Box::new(Program {
+                identity: process.identity.clone(),
+                byte_seconds: process.byte_seconds.get(),
+                energy_nanojoules: process.energy.nanojoules(),
+                memory_wait_usec: process.stalls.own.some_usec(Pressure::Memory),
+                peak: usage::peak(process, None, devices),
+            })),
             counts,
             ..Self::default()
         }
@@ -207,11 +261,9 @@ impl Saved {
     }
 }
 
-/// Returns the counts that outlive a process, by device UUID; "" is the whole, all that is kept outside of
-/// groups.
+/// Returns the counts that outlive a process, by device UUID; "" is the whole.
 fn counts(process: &Process, devices: &Devices) -> BTreeMap<String, Sums> {
-    let nr_devices = process.group.map_or(0, |_| devices.len());
-    let places = [None].into_iter().chain((0..nr_devices).map(Some));
+    let places = [None].into_iter().chain((0..devices.len()).map(Some));
     let counts = places.map(|device| (device, Sums::of(process, device, devices).departed()));
     by_uuid(counts, devices)
 }

@@ -7,10 +7,12 @@ use std::ops::AddAssign;
 use gcgroup_abi::{Kind, Submission};
 use serde::{Deserialize, Serialize};
 
-use self::counters::{Numbers, counters};
+use self::counters::counters;
 use super::Host;
+use super::made::is_default;
 
 pub use self::counters::Counter;
+pub(super) use self::counters::Numbers;
 
 counters! {
     /// Bytes and counts of a process on a device, of a process, of a group, or of all processes.

@@ -12,7 +12,7 @@ const CRC_DIGITS: usize = 8;
 const AFTER_CRC: &[u8] = b"\",\"n\":";
 
 /// Encodes a JSON object with at least one member as a line, with its newline.
-pub(super) fn encode(salt: &str, number: u64, object: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(salt: &str, number: u64, object: &[u8]) -> Vec<u8> {
     let members = object.strip_prefix(b"{").unwrap_or(object);
     let body = [number.to_string().as_bytes(), b",", members].concat();
     let crc = format!("{:08x}", checksum(salt, &body));
@@ -20,7 +20,7 @@ pub(super) fn encode(salt: &str, number: u64, object: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the number of a line and its object; `None` if the line is damaged.
-pub(super) fn open(salt: &str, line: &[u8]) -> Option<(u64, Vec<u8>)> {
+pub(crate) fn open(salt: &str, line: &[u8]) -> Option<(u64, Vec<u8>)> {
     let rest = line.strip_suffix(b"\n")?.strip_prefix(HEAD)?;
     let (crc, rest) = rest.split_at_checked(CRC_DIGITS)?;
     let body = rest.strip_prefix(AFTER_CRC)?;
@@ -33,7 +33,7 @@ pub(super) fn open(salt: &str, line: &[u8]) -> Option<(u64, Vec<u8>)> {
 }
 
 /// Returns the number of a line and its decoded object; `None` if the line is damaged.
-pub(super) fn decode<T: DeserializeOwned>(salt: &str, line: &[u8]) -> Option<(u64, T)> {
+pub(crate) fn decode<T: DeserializeOwned>(salt: &str, line: &[u8]) -> Option<(u64, T)> {
     let (number, object) = open(salt, line)?;
     Some((number, serde_json::from_slice(&object).ok()?))
 }

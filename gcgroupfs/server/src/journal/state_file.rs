@@ -22,7 +22,7 @@ const FLAGS: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
 
 /// Why the file cannot be used.
 #[derive(Debug, Error)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// The file is of a wrong type, owner or mode. The text says which.
     #[error("{} {what}", path.display())]
     Unfit { path: PathBuf, what: String },
@@ -72,7 +72,7 @@ fn lock_within(path: &Path, patience: Duration) -> Result<File, Refusal> {
 ///
 /// # Errors
 /// A [`Refusal`].
-pub(super) fn open(path: &Path) -> Result<File, Refusal> {
+pub(crate) fn open(path: &Path) -> Result<File, Refusal> {
     let file = open_any(path).map_err(|error| match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => unfit(path, kind(&found)),
         _ => Refusal::system(path, error),
@@ -180,7 +180,7 @@ fn take(file: &File, patience: Duration) -> bool {
 }
 
 /// Returns whether the file is still at `path`.
-pub(super) fn is_at(file: &File, path: &Path) -> bool {
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let (Ok(file), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else {
         return false;
     };
@@ -201,7 +201,7 @@ pub(super) fn read_all(path: &Path, file: File) -> Result<(File, Vec<u8>), Refus
 }
 
 /// Reads the first `length` bytes of a file, independent of its name.
-pub(super) fn read(file: &File, length: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read(file: &File, length: u64) -> io::Result<Vec<u8>> {
     let mut text = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?];
     file.read_exact_at(&mut text, 0)?;
     Ok(text)
@@ -216,11 +216,11 @@ fn remove(path: &Path) -> io::Result<()> {
 
 /// A new file that is to replace another. Removed if it does not, because a full disk needs its space.
 #[derive(Debug)]
-pub(super) struct Fresh(Option<PathBuf>);
+pub(crate) struct Fresh(Option<PathBuf>);
 
 impl Fresh {
     /// Creates a file beside `path`, locked before it gets that name.
-    pub(super) fn beside(path: &Path) -> io::Result<(Self, File)> {
+    pub(crate) fn beside(path: &Path) -> io::Result<(Self, File)> {
         let path = path.with_extension("new");
         remove(&path)?;
         let file = create(&path)?;
@@ -232,7 +232,7 @@ impl Fresh {
     }
 
     /// Renames the file to `path`.
-    pub(super) fn install(mut self, path: &Path) -> io::Result<()> {
+    pub(crate) fn install(mut self, path: &Path) -> io::Result<()> {
         if let Some(name) = &self.0 {
             fs::rename(name, path)?;
         }

@@ -33,12 +33,15 @@ pub fn answer(
         (Operation::Explain, 0) => explain(tree, asker, request.name).map(Reading::of_text),
         (Operation::List, 0) => Reading::of_processes(tree, asker, request.name),
         (Operation::ListGroups, 0) => Reading::of_groups(tree, asker, request.name),
-        (Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain, _) => Ok(reading),
+        (
+            Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain | Operation::Ended,
+            1..,
+        ) => Ok(reading),
         (Operation::Set, _) => set(tree, asker, &request).map(none),
         (Operation::Make, _) => make(tree, asker, request.name).map(none),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(none),
         // The server handles it.
-        (Operation::Begin | Operation::Hold | Operation::Devices, _) => {
+        (Operation::Begin | Operation::Hold | Operation::Devices | Operation::Ended, _) => {
             Err(Error::NotSupported("jobs, holds and devices"))
         }
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(none),

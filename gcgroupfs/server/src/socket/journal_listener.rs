@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use crate::history::History;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::tree::{Listener, Notice, Subject, Tree};
 
@@ -14,6 +15,7 @@ pub(super) struct JournalListener {
     /// Weak, because the tree owns its listeners.
     tree: Weak<Tree>,
     journal: Arc<Journal>,
+    history: Arc<History>,
     /// Wakes the event loop, which compacts the file and retries what could not be stored.
     waker: UnixStream,
     /// Held from the collection of records until they are written.
@@ -21,11 +23,16 @@ pub(super) struct JournalListener {
 }
 
 impl JournalListener {
-    pub(super) fn new(tree: &Arc<Tree>, journal: Arc<Journal>, waker: UnixStream) -> Self {
+    pub(super) fn new(
+        tree: &Arc<Tree>,
+        (journal, history): (Arc<Journal>, Arc<History>),
+        waker: UnixStream,
+    ) -> Self {
         tree.keep_records();
         Self {
             tree: Arc::downgrade(tree),
             journal,
+            history,
             waker,
             writing: Mutex::default(),
         }
@@ -52,6 +59,14 @@ impl Listener for JournalListener {
             let records = tree.records(notices).into_iter();
             let lines = records.map(|(subject, saved)| (number, key(subject), saved));
             self.journal.append_all(&lines.collect::<Vec<_>>());
+            let exited = notices.iter().filter_map(|notice| match notice {
+                Notice::Departed { saved, .. } => Some((**saved.exited.as_ref()?).clone()),
+                _ => None,
+            });
+            let exited: Vec<_> = exited.collect();
+            if !exited.is_empty() {
+                self.history.append(exited);
+            }
         }
         if self.journal.is_due() {
             // If the socket is full, the loop has been woken already.
@@ -141,7 +156,8 @@ mod tests {
         let (journal, _) = Journal::open::<Saved>(directory.path(), |_| ()).unwrap();
         let (waker, _woken) = UnixStream::pair().unwrap();
         let world = World::new(1);
-        let listener = Arc::new(JournalListener::new(&world.tree, Arc::new(journal), waker));
+        let files = (Arc::new(journal), Arc::new(History::open(directory.path())));
+        let listener = Arc::new(JournalListener::new(&world.tree, files, waker));
         let killer = Arc::new(Killer {
             listener: listener.clone(),
             directory: directory.path().to_owned(),
@@ -170,6 +186,8 @@ mod tests {
         killer.kill();
         let left = killer.left.lock();
         let found = left.iter().map(|left| {
+            let history = History::open(left.path());
+            let sift = |records: &mut _| sift(records, &history);
             let (journal, mut records) = Journal::open(left.path(), sift).unwrap();
             let after = World::new(1);
             restore(&after.tree, &journal, &mut records, false);

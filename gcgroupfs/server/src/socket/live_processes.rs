@@ -13,8 +13,9 @@ use tracing::debug;
 use super::Token;
 use super::rate::Pace;
 use super::room::Processes;
+use crate::host::unix_time;
 use crate::journal::Key;
-use gcgroupfs_model::tree::ProcessId;
+use gcgroupfs_model::tree::{Ending, Killer, ProcessId};
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::process;
 
@@ -46,6 +47,18 @@ pub(super) struct LiveProcess {
     pub is_asking: bool,
     /// The group that it asked for at its last registration, if the request was fulfilled.
     pub wish: GroupName,
+    /// For what the daemon has killed it.
+    pub killer: Option<Killer>,
+}
+
+/// The program that a process executes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Program {
+    /// The one with which it registered.
+    Same,
+    Other,
+    /// None: the process is about to end.
+    Ending,
 }
 
 #[derive(Debug)]
@@ -140,6 +153,7 @@ impl LiveProcesses {
             pace: Pace::new(MAX_PER_SECOND),
             is_asking: false,
             wish: GroupName::NONE,
+            killer: None,
         };
         self.processes.insert(number, Box::new(known));
         self.room.add(uid);
@@ -185,20 +199,37 @@ impl LiveProcess {
         process::kill_for(user, self.key.pid, &self.pidfd)
     }
 
-    /// Returns whether the process executes the program with which it registered.
-    pub(super) fn is_same_program(&self) -> bool {
-        let Some(Registration {
-            image: Some(image), ..
-        }) = self.registration
-        else {
-            return false;
-        };
+    /// Returns the program that the process executes.
+    pub(super) fn program(&self) -> Program {
+        let image = self
+            .registration
+            .as_ref()
+            .and_then(|registration| registration.image);
         let now = process::stat(self.key.pid);
         debug!("{}: was {image:x?}, is {now:x?}", self.key.pid);
         match now {
-            Ok(stat) => stat.start_time == self.key.start_time && stat.image == Some(image),
+            Ok(stat) if stat.start_time != self.key.start_time => Program::Other,
+            Ok(stat) if stat.is_ending => Program::Ending,
+            Ok(stat) if image.is_some() && stat.image == image => Program::Same,
+            Ok(_) => Program::Other,
             // Its /proc files block, because it is executing a program; the new program is seen later.
-            Err(errno) => errno == Errno::ETIMEDOUT,
+            Err(Errno::ETIMEDOUT) if image.is_some() => Program::Same,
+            Err(_) => Program::Other,
+        }
+    }
+
+    /// Returns how the program ends now: with the process, or because it executes another one.
+    pub(super) fn ending(&self) -> Ending {
+        let how = match process::is_dead(&self.pidfd) {
+            true => process::how_ended(self.key.pid, self.key.start_time, &self.pidfd).unwrap_or_default(),
+            false if self.program() == Program::Other => "exec".to_owned(),
+            false => String::new(),
+        };
+        let killer = self.killer.filter(|_| how.starts_with("signal:"));
+        Ending {
+            time: unix_time(),
+            how,
+            by: killer.map_or(String::new(), |killer| killer.to_string()),
         }
     }
 }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
@@ -31,17 +31,19 @@ use super::live_processes::{LiveProcesses, Registration};
 use super::rule_queries::Registrant;
 use super::unregistered::Unregistered;
 use crate::block;
-use crate::journal::{Journal, Key};
+use crate::host::unix_time;
+use crate::journal::Key;
 use crate::log_limit::LogLimit;
-use gcgroupfs_model::rules::{RuleSettings, Verdict};
+use gcgroupfs_model::rules::Verdict;
+use gcgroupfs_model::text::{MAX_COMMAND_LINE, command_line};
 use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
 use gcgroupfs_sys::process::Peer;
+use gcgroupfs_sys::procfs;
 
 #[derive(Debug)]
 pub(super) struct Registry {
     tree: Arc<Tree>,
     bells: Arc<Bells>,
-    journal: Arc<Journal>,
     /// Stored in each control block: how long gates stay closed without a daemon, in ms.
     grace_msec: u32,
     /// Stored in each control block: the size of a page of device memory, bytes.
@@ -73,7 +75,6 @@ pub(super) struct Options {
     pub tree: Arc<Tree>,
     pub bells: Arc<Bells>,
     pub epoll: Arc<Epoll>,
-    pub journal: Arc<Journal>,
     /// Milliseconds after the loss of the daemon at which held gates open; all ones: never.
     pub grace_msec: u32,
     /// Size of a page of device memory, bytes, and [`gcgroup_abi::KEEPS_PAGES`].
@@ -96,7 +97,6 @@ impl Registry {
             activity_log: options.activity_log,
             tree: options.tree,
             bells: options.bells,
-            journal: options.journal,
             grace_msec: options.grace_msec,
             device_page: options.device_page,
         }
@@ -181,9 +181,6 @@ impl Registry {
         let (control, file) = block::new_control()?;
         control.grace_msec.store(self.grace_msec, Relaxed);
         control.device_page.store(self.device_page, Relaxed);
-        // Taken before the process is visible to writers, so that records of later changes have higher
-        // numbers.
-        let seq = self.journal.number();
         self.unregistered.settle_counts(key, stat.image);
         let is_kept;
         let (mut saved, is_new) = match self.saved(key) {
@@ -213,19 +210,19 @@ impl Registry {
                 (saved, true)
             }
         };
-        if is_new && (verdict.process != RuleSettings::default() || saved.group.is_some()) {
-            self.journal.append(seq, key, &saved);
-        }
         saved.is_awaited = self.awaited.is_awaited(key);
         saved.is_held = is_new || self.registration(key).is_none() && self.unregistered.take(key);
         let identity = Identity {
             pid,
             start_time: stat.start_time,
             image: stat.image,
-            started: now(),
+            started: unix_time(),
             uid,
             gid,
             comm: stat.comm,
+            args: command_line(
+                &procfs::read_start(pid, "cmdline", MAX_COMMAND_LINE as u64).unwrap_or_default(),
+            ),
         };
         let path = self.tree.path(saved.group);
         let place = match path.as_str() {
@@ -293,11 +290,4 @@ fn key(peer: &Peer) -> Key {
         pid: peer.pid,
         start_time: peer.stat.start_time,
     }
-}
-
-/// Seconds since 1970.
-fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
 }

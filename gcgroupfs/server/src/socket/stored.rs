@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Server;
+use crate::history::History;
+use crate::host::unix_time;
 use crate::journal::{Condition, Journal, Key};
 use gcgroupfs_model::tree::{GroupId, Saved, Tree, add_to_ancestors};
 use gcgroupfs_sys::process;
@@ -23,16 +25,27 @@ impl Server {
 }
 
 /// Removes the records of ended processes; their counts are added to the groups that they were in and to the
-/// root.
-pub fn sift(records: &mut BTreeMap<Key, Saved>) {
+/// root, and their ends to the history. What an earlier daemon has not added there is added too.
+pub fn sift(records: &mut BTreeMap<Key, Saved>, history: &History) {
+    let ended = records.values_mut().filter_map(|saved| saved.exited.take());
+    let mut ended: Vec<_> = ended.map(|exited| *exited).collect();
     let dead = records.extract_if(.., |key, _| !is_kept(*key));
     for dead in dead.map(|(_, dead)| dead).collect::<Vec<_>>() {
+        let mut names = Vec::new();
         add_to_ancestors(&dead, |group, add| match group {
-            Some(GroupId(number)) => records.get_mut(&Key::group(number)).into_iter().for_each(add),
+            Some(GroupId(number)) => {
+                if let Some(above) = records.get_mut(&Key::group(number)) {
+                    names.extend(above.made.as_ref().map(|made| made.name.clone()));
+                    add(above);
+                }
+            }
             None if dead.has_counts() => add(records.entry(Key::ROOT).or_default()),
             None => {}
         });
+        names.reverse();
+        ended.extend(dead.exited(names.join("/"), unix_time().into()));
     }
+    history.add_missing(ended);
 }
 
 /// Returns whether a record with this key may still refer to something: a group, the root or a living

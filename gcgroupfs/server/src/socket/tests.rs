@@ -66,13 +66,14 @@ impl World {
             gid: 0,
         };
         let tree = Arc::new(Tree::new(owner, vec![device], crate::host::this()));
-        let (journal, mut records) = Journal::open(directory.path(), sift).unwrap();
+        let (journal, mut records) = Journal::open(directory.path(), |_| ()).unwrap();
         restore(&tree, &journal, &mut records, false);
         let listener = Listener::open(&mut Stored::default(), &directory.path().join("s")).unwrap();
         let mut server = Server::new(Options {
             listener,
             tree: tree.clone(),
             journal: Arc::new(journal),
+            history: Arc::new(History::open(directory.path())),
             records,
             grace_msec: 5000,
             device_page: 1,

@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::host::unix_time;
 use crate::journal::Key;
-use gcgroupfs_model::tree::{Saved, Tree};
+use gcgroupfs_model::tree::{Ending, Saved, Tree};
 use gcgroupfs_sys::process;
 
 #[derive(Debug)]
@@ -77,18 +78,24 @@ impl Unregistered {
         if let Some(saved) = self.processes.get_mut(&key)
             && saved.is_of_another(image)
         {
-            self.tree.pass_to_groups((key.pid, key.start_time), saved);
+            let ending = Ending {
+                time: unix_time(),
+                how: "exec".to_owned(),
+                by: String::new(),
+            };
+            self.tree.pass_to_groups((key.pid, key.start_time), saved, ending);
         }
     }
 
     /// Handles the end of a process: its recorded counts, if not yet shown elsewhere, are added to its groups
     /// and the root.
-    pub(super) fn ended(&mut self, key: Key) {
+    pub(super) fn ended(&mut self, key: Key, ending: Ending) {
         let Some(mut saved) = self.processes.remove(&key) else {
             return;
         };
         self.tree.clear_ungoverned((key.pid, key.start_time));
-        self.tree.pass_to_groups((key.pid, key.start_time), &mut saved);
+        self.tree
+            .pass_to_groups((key.pid, key.start_time), &mut saved, ending);
         self.let_go(Some(saved));
     }
 
@@ -97,7 +104,8 @@ impl Unregistered {
     pub(super) fn tend(&mut self) -> bool {
         let is_dead = |key: &&Key| !process::is_alive(key.pid, key.start_time);
         let dead: Vec<Key> = self.processes.keys().filter(is_dead).copied().collect();
-        dead.into_iter().for_each(|key| self.ended(key));
+        dead.into_iter()
+            .for_each(|key| self.ended(key, unix_time().into()));
         !self.processes.is_empty()
     }
 

@@ -27,6 +27,8 @@
 //! | devices | the path of a group to begin in, or nothing | nothing, or `=` and `CUDA_VISIBLE_DEVICES` |
 //! nothing if the client may use all devices; or two lines: the UUIDs of those that it may use, separated by
 //! commas, and the value of `CUDA_VISIBLE_DEVICES` for it |
+//! | ended | a pid, or nothing | | JSON, one line for each program that has ended (`Exited` in
+//! `gcgroupfs/model/src/tree/exited.rs`), the oldest first; empty lines have no meaning |
 //! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
 //! program | path of the group that was made for the job |
 //!
@@ -77,6 +79,7 @@ pub enum Operation {
     ListGroups = 9,
     Hold = 10,
     Devices = 11,
+    Ended = 12,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,6 +126,7 @@ impl<'a> Request<'a> {
             9 => Operation::ListGroups,
             10 => Operation::Hold,
             11 => Operation::Devices,
+            12 => Operation::Ended,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use gcgroup_abi::Pressure;
+
 use super::average::Averages;
 use super::children::Part;
 use crate::tree::untrusted::{StallTimes, StallsSeen};
@@ -56,6 +58,11 @@ impl Stalls {
             since: now,
             ..Self::default()
         }
+    }
+
+    /// Returns the time for which a thread has waited, microseconds.
+    pub(in crate::tree) fn some_usec(&self, what: Pressure) -> u64 {
+        self.total[what as usize][0]
     }
 
     pub(super) fn add(&mut self, time: &StallTimes, has_run: bool) {

@@ -107,8 +107,8 @@ macro_rules! counters {
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(default)]
         pub struct $Struct {
-            $( $(#[$field_meta])* pub $field: $ty, )*
-            $( $(#[$doc])* pub $name: u64, )*
+            $( $(#[$field_meta])* #[serde(skip_serializing_if = "is_default")] pub $field: $ty, )*
+            $( $(#[$doc])* #[serde(skip_serializing_if = "is_default")] pub $name: u64, )*
         }
 
         impl $Struct {

@@ -56,12 +56,17 @@ fn process_that_never_returns_leaves_its_counts() {
     let after = World::new(1);
     after.tree.restore(root, groups);
     after.take_notices();
-    after.tree.pass_to_groups((100, 7), &mut saved);
+    let saved_before = saved.clone();
+    after.tree.pass_to_groups((100, 7), &mut saved, 0);
     let notices = after.take_notices();
+    let sums = saved_before.counts.get("").copied().unwrap();
+    let mut departed = saved.clone();
+    departed.exited = saved_before.exited("a/b".to_owned(), 0.into()).map(Box::new);
+    assert_eq!(departed.exited.as_ref().unwrap().sums, sums);
     let departed = Notice::Departed {
         pid: 100,
         start_time: 7,
-        saved: Box::new(saved.clone()),
+        saved: Box::new(departed),
     };
     assert_eq!(
         (&notices[0], notices.last()),
@@ -69,7 +74,7 @@ fn process_that_never_returns_leaves_its_counts() {
     );
     assert_eq!(launches(&after, "a"), "nr_launches 4");
     assert_eq!(launches(&after, "a/b/0"), "nr_launches 4");
-    after.tree.pass_to_groups((100, 7), &mut saved);
+    after.tree.pass_to_groups((100, 7), &mut saved, 0);
     assert_eq!(launches(&after, "a"), "nr_launches 4", "not counted twice");
     assert_eq!(launches(&after, ""), "nr_launches 4");
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::super::initial_group::Credentials;
 use super::is_open;
+use crate::history::Lines;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{Directory, GroupId, Item, ProcessId, Tree};
@@ -68,6 +69,8 @@ enum Rest {
     Processes(VecDeque<ProcessId>),
     /// With their paths.
     Groups(VecDeque<(String, GroupId)>),
+    /// Ended processes, all or those with this pid.
+    Ended(Lines, Option<u32>),
 }
 
 impl Rest {
@@ -76,6 +79,7 @@ impl Rest {
             Self::Nothing => 0,
             Self::Processes(ids) => ids.len(),
             Self::Groups(groups) => groups.len(),
+            Self::Ended(lines, _) => lines.len(),
         }
     }
 }
@@ -104,6 +108,14 @@ impl Reading {
         Self::of_list(tree, asker, names, Rest::Groups(groups.into()))
     }
 
+    /// Begins a list of ended processes: all, or those with this pid.
+    pub(in super::super) fn of_ended(lines: Lines, pid: Option<u32>) -> Self {
+        Self {
+            rest: Rest::Ended(lines, pid),
+            ..Self::default()
+        }
+    }
+
     fn of_list(tree: &Tree, asker: &Credentials, names: &str, rest: Rest) -> Result<Self> {
         if !asker.lets(tree, Directory::ROOT, 0o1)? {
             return Err(Error::Closed);
@@ -117,12 +129,16 @@ impl Reading {
 
     /// Returns the bytes of memory that it takes, about.
     pub fn size(&self) -> usize {
-        self.text.len() + self.names.len() + self.rest.len() * size_of::<(String, GroupId)>()
+        let rest = match self.rest {
+            Rest::Ended(..) => 0,
+            _ => self.rest.len() * size_of::<(String, GroupId)>(),
+        };
+        self.text.len() + self.names.len() + rest
     }
 
     /// Returns the answer with the part from `offset` on, where the last part ended, and what is read from
     /// then on.
-    pub(super) fn part(mut self, tree: &Tree, asker: &Credentials, offset: u32) -> (Vec<u8>, Self) {
+    pub(in super::super) fn part(mut self, tree: &Tree, asker: &Credentials, offset: u32) -> (Vec<u8>, Self) {
         let at = (offset as usize).checked_sub(self.begin);
         let Some(mut at) = at.filter(|at| *at <= self.text.len()) else {
             return (Answer::part(&[], 0).to_bytes(), Self::default());
@@ -161,6 +177,14 @@ impl Reading {
                     Some((path, id)) => list_group(&mut self.text, (tree, asker), &names, &path, id),
                     None => return,
                 },
+                Rest::Ended(lines, _) if lines.len() == 0 => return,
+                Rest::Ended(lines, pid) => {
+                    list_ended(&mut self.text, (tree, asker), lines, *pid);
+                    if self.text.is_empty() && begun.elapsed() >= PART_TIME {
+                        // An empty part would end the list.
+                        self.text.push(b'\n');
+                    }
+                }
                 Rest::Nothing => return,
             }
         }
@@ -198,6 +222,20 @@ fn list_process(
     push(whole, None);
     for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
         push(directory, Some(&device));
+    }
+}
+
+/// Adds the next ended processes as JSON lines. What is not the client's is shown without command line and
+/// group.
+fn list_ended(out: &mut Vec<u8>, (tree, asker): (&Tree, &Credentials), lines: &mut Lines, pid: Option<u32>) {
+    let key = pid.map(|pid| format!("\"pid\":{pid},"));
+    let has = |line: &[u8], key: &str| line.windows(key.len()).any(|part| part == key.as_bytes());
+    for mut one in lines.next(|line| key.as_ref().is_none_or(|key| has(line, key))) {
+        let is_own = !asker.is_contained && one.identity.uid == asker.uid;
+        if !is_own && !asker.is_root(tree) {
+            one.withhold();
+        }
+        push_line(out, &one);
     }
 }
 

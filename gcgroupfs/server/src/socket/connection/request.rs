@@ -45,6 +45,11 @@ impl Server {
             Ok(request) if request.operation == Operation::Devices => {
                 return self.ask_for_devices(number, &request);
             }
+            Ok(request) if request.operation == Operation::Ended && request.offset == 0 => {
+                let pid = request.name.parse().ok();
+                let reading = Reading::of_ended(self.history.lines(), pid);
+                Some(reading.part(&self.tree, &asker, 0))
+            }
             // A rule may admit a process to a group that its user may not enter: only a registration can
             // tell.
             Ok(request) if request.operation == Operation::MayBegin && self.rule_queries.are_needed() => {

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
-use super::{Registry, now};
+use super::super::live_processes::Program;
+use super::Registry;
+use crate::host::unix_time;
 use crate::journal::Key;
 use crate::socket::{TEND, TICK};
 use gcgroupfs_sys::process;
@@ -27,21 +29,25 @@ impl Registry {
         registration.connection = None;
         let (id, pid) = (registration.id, known.key.pid);
         self.bells.mute(id);
-        if known.is_same_program() {
-            if self.log_limit.allows(known.uid(), Instant::now()) {
-                warn!(PID = pid, UID = known.uid(), "{pid}: connection to its hook lost");
+        match known.program() {
+            Program::Same => {
+                if self.log_limit.allows(known.uid(), Instant::now()) {
+                    warn!(PID = pid, UID = known.uid(), "{pid}: connection to its hook lost");
+                }
+                self.tree.set_hook(id, false);
             }
-            self.tree.set_hook(id, false);
-        } else {
-            self.end_registration(process);
+            Program::Other => self.end_registration(process),
+            // Its pidfd reports the end soon, and then how it has ended.
+            Program::Ending => {}
         }
     }
 
     /// Handles the end of a process, reported by its pidfd.
     pub(in crate::socket) fn died(&mut self, process: u64) {
         self.end_registration(process);
+        let ending = self.live.get_mut(process).map(|known| known.ending());
         if let Some(key) = self.live.remove(process) {
-            self.unregistered.ended(key);
+            self.unregistered.ended(key, ending.unwrap_or_default());
             self.tree.end_holder(key.pid, key.start_time);
         }
     }
@@ -72,7 +78,7 @@ impl Registry {
             match self.live.watch(new_number(), key) {
                 Ok(()) => {}
                 Err(Errno::ESRCH) => {
-                    self.unregistered.ended(key);
+                    self.unregistered.ended(key, unix_time().into());
                     self.tree.end_holder(key.pid, key.start_time);
                 }
                 // They are also checked periodically.
@@ -103,7 +109,7 @@ impl Registry {
         let mut is_any_left = false;
         for process in self.live.lost() {
             match self.live.get_mut(process) {
-                Some(known) if known.is_same_program() => is_any_left = true,
+                Some(known) if known.program() == Program::Same => is_any_left = true,
                 _ => self.end_registration(process),
             }
         }
@@ -118,7 +124,7 @@ impl Registry {
         let Some(registration) = known.registration.take() else {
             return;
         };
-        let (key, is_asking) = (known.key, known.is_asking);
+        let (key, is_asking, ending) = (known.key, known.is_asking, known.ending());
         if let Some(identity) = self.tree.identity(registration.id)
             && self.may_debug_of(identity.uid)
         {
@@ -142,7 +148,7 @@ impl Registry {
             }
         }
         // Settings may have been written meanwhile.
-        match self.tree.leave(registration.id, now()) {
+        match self.tree.leave(registration.id, ending) {
             Some(saved) if !saved.is_default() => self.unregistered.insert(key, saved),
             _ => self.unregistered.remove(key),
         }

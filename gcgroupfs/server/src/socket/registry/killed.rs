@@ -93,6 +93,9 @@ impl Registry {
         let user = (!self.tree.is_root(caller)).then_some(killer.uid);
         let (pid, uid) = (known.key.pid, known.uid());
         let killed = known.kill_for(user);
+        if killed.is_ok() {
+            known.killer = Some(killer);
+        }
         if !self.may_log_of(uid) {
             return;
         }

@@ -30,13 +30,12 @@ fn frozen() -> World {
 /// Returns a second registry over the world's tree, and the directory of its state.
 pub(super) fn registry_of(world: &World) -> (Registry, tempfile::TempDir) {
     let state = tempfile::tempdir().unwrap();
-    let (journal, records) = Journal::open(state.path(), sift).unwrap();
+    let (_, records) = Journal::open(state.path(), |_| ()).unwrap();
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let registry = Registry::new(registry::Options {
         tree: world.tree.clone(),
         bells: Arc::default(),
         epoll,
-        journal: Arc::new(journal),
         grace_msec: 5000,
         device_page: 1,
         records,
@@ -79,6 +78,7 @@ impl<'w> Executing<'w> {
                     parent: 0,
                     start_time: 5,
                     image: Some((connection, connection)),
+                    is_ending: false,
                 },
                 // One that is never readable: it never ends.
                 pidfd: EventFd::new().unwrap().into(),

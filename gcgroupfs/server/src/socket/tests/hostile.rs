@@ -234,13 +234,12 @@ fn one_user_cannot_take_all_directories() {
         Vec::new(),
         crate::host::this(),
     ));
-    let (journal, saved) = Journal::open(directory.path(), sift).unwrap();
+    let (_, saved) = Journal::open(directory.path(), |_| ()).unwrap();
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let mut registry = Registry::new(registry::Options {
         tree: tree.clone(),
         bells: Arc::default(),
         epoll,
-        journal: Arc::new(journal),
         grace_msec: 5000,
         device_page: 1,
         records: saved,
@@ -265,6 +264,7 @@ fn one_user_cannot_take_all_directories() {
                     parent: 0,
                     start_time: 5,
                     image: None,
+                    is_ending: false,
                 },
                 // One that is never readable: it never ends.
                 pidfd: EventFd::new().unwrap().into(),

@@ -114,13 +114,11 @@ fn killed_process_leaves_no_directory() {
     let bells = Arc::new(Bells::default());
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap());
     let state = tempfile::tempdir().unwrap();
-    let (journal, records) = Journal::open(state.path(), sift).unwrap();
-    let journal = Arc::new(journal);
+    let (_, records) = Journal::open(state.path(), |_| ()).unwrap();
     let mut registry = Registry::new(registry::Options {
         tree: world.tree.clone(),
         bells,
         epoll: epoll.clone(),
-        journal,
         grace_msec: 0,
         device_page: 1,
         records,
