@@ -5,6 +5,7 @@ mod cdi;
 mod check_config;
 mod columns;
 mod doctor;
+mod events;
 mod explain;
 mod expression;
 mod format;
@@ -115,6 +116,8 @@ commands! {
     Wait(wait::Arguments) => |socket, arguments| wait::run(&socket.of_daemon(), &arguments);
     /// Explains what bounds a process or a group, what was refused and why; or why a process is not governed.
     Explain(explain::Arguments) => |socket, arguments| print(explain::explain(&socket, &arguments)?.as_bytes());
+    /// Shows what happens to processes and groups: joined, left, refused, frozen, killed, set and by whom.
+    Events(events::Arguments) => |socket, arguments| events::run(&socket.of_daemon(), &arguments);
     /// Reports what the processes that have ended used, by user, group, program or process.
     Report(report::Arguments) => |socket, arguments| {
         let mut client = Client::connect(&socket.of_daemon())?;

@@ -93,6 +93,8 @@ mod groups_swap;
 #[cfg(test)]
 mod gvm;
 #[cfg(test)]
+mod happened;
+#[cfg(test)]
 mod history;
 #[cfg(test)]
 mod holds;

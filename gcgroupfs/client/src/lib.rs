@@ -175,6 +175,14 @@ impl Client {
         self.read(Operation::Explain, path)
     }
 
+    /// Returns a JSON line for each event with a higher number than `last`, the oldest first.
+    ///
+    /// # Errors
+    /// As [`Answered`].
+    pub fn events(&mut self, last: u64) -> Answered<String> {
+        self.read(Operation::Events, &last.to_string())
+    }
+
     /// Returns a JSON line for each program that has ended, the oldest first; with a `pid`, of that process
     /// only. There may be empty lines.
     ///

@@ -3,7 +3,8 @@
 //! come in, and listeners carry changes out.
 //!
 //! Layers, the lowest first; no files import each other in a circle, except a module and one inside it:
-//! 1. values and formats: `error`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its `state`,
+//! 1. values and formats: `error`, `event`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its
+//!    `state`,
 //!    `tree/{directory,device,sums,claims,lease_action,byte_seconds}`;
 //! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
 //!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
@@ -31,6 +32,7 @@ pub mod arbiter;
 pub mod configured;
 pub mod diagnosis;
 pub mod error;
+pub mod event;
 pub mod file;
 pub mod files;
 mod quota;

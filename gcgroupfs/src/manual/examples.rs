@@ -34,6 +34,10 @@ const EXAMPLES: &[(&str, &str)] = &[
         "gcgroupfs ls --tree\ngcgroupfs ls --sort memory\ngcgroupfs ls --json",
     ),
     (
+        "events",
+        "gcgroupfs events team\ngcgroupfs events --follow --json",
+    ),
+    (
         "report",
         "gcgroupfs report --since 7d --by group\ngcgroupfs report --by process --json",
     ),

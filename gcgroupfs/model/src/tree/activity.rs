@@ -26,6 +26,7 @@ pub struct Activity {
     pub identity: Identity,
     /// Path of its group from the root; empty for the root.
     pub group: String,
+    pub is_suspended: bool,
     pub whole: DeviceActivity,
     /// By device.
     pub devices: Vec<DeviceActivity>,
@@ -40,6 +41,7 @@ impl Tree {
         Some(Activity {
             identity: process.identity.clone(),
             group: state.path(process.group),
+            is_suspended: process.suspension.is_suspended(),
             whole: on(None),
             devices: (0..state.devices.len()).map(|device| on(Some(device))).collect(),
         })

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::process::Process;
 use super::refused::{Cause, Refused};
-use super::{Ending, Exited, Identity, Refusal, Saved, State, Tree};
+use super::{Ending, Exited, Refusal, Saved, State, Tree};
 
 /// Number of lines of `exited`.
 pub const NR_EXITED: usize = 64;
@@ -69,12 +69,10 @@ impl Tree {
             .for_each(|record| remember(&mut state.exited, record));
     }
 
-    /// Returns the line of `exited` about a process, and whether the process was in a job.
-    pub fn exit_line(&self, pid: u32, start_time: u64) -> Option<(Identity, String, bool)> {
+    /// Returns the record of the last program of a process, if `exited` has it.
+    pub fn exited(&self, pid: u32, start_time: u64) -> Option<Exited> {
         let state = self.state.lock();
-        let mut exited = state.exited.iter();
-        let found =
-            exited.find(|exited| (exited.identity.pid, exited.identity.start_time) == (pid, start_time))?;
-        Some((found.identity.clone(), found.to_string(), found.is_in_job))
+        let is_it = |exited: &&Exited| (exited.identity.pid, exited.identity.start_time) == (pid, start_time);
+        state.exited.iter().find(is_it).cloned()
     }
 }

@@ -5,13 +5,15 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gcgroup_abi::NO_LIMIT;
 use parking_lot::Mutex;
 use tracing::{debug, info, warn};
 
+use crate::host::unix_time;
 use crate::log_limit::LogLimit;
+use gcgroupfs_model::event::{Event, LastEvents};
 use gcgroupfs_model::text::word;
 use gcgroupfs_model::tree::{
     Access, Action, Activity, DeviceActivity, Listener, Notice, ProcessId, Tree, UserChange,
@@ -22,12 +24,13 @@ pub(super) struct ActivityLog {
     /// Weak, because the tree owns its listeners.
     tree: Weak<Tree>,
     known: Mutex<Known>,
+    events: Mutex<LastEvents>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Figures at the last look: of the process as a whole, then by device.
-    seen: HashMap<ProcessId, Vec<DeviceActivity>>,
+    /// Whether the process was suspended at the last look, and its figures: as a whole, then by device.
+    seen: HashMap<ProcessId, (bool, Vec<DeviceActivity>)>,
     refusals: LogLimit,
     freezes: LogLimit,
     moves: LogLimit,
@@ -40,7 +43,22 @@ impl ActivityLog {
         Self {
             tree: Arc::downgrade(tree),
             known: Mutex::default(),
+            // Later numbers than those of an earlier daemon.
+            events: Mutex::new(LastEvents::new(first_number())),
         }
+    }
+
+    /// Adds an event of now.
+    pub(super) fn note(&self, event: Event) {
+        self.events.lock().push(Event {
+            time: unix_time(),
+            ..event
+        });
+    }
+
+    /// Returns the events with higher numbers than `number`, the oldest first.
+    pub(super) fn events_after(&self, number: u64) -> Vec<Event> {
+        self.events.lock().after(number).cloned().collect()
     }
 
     /// Logs how many lines were suppressed. Returns the time until the next such line is due.
@@ -65,32 +83,51 @@ impl Listener for ActivityLog {
             Notice::Joined { id, .. } => {
                 let activity = self.tree.upgrade().and_then(|tree| tree.activity(*id));
                 if let Some(activity) = activity {
-                    self.known.lock().seen.insert(*id, figures(&activity));
+                    self.note(happened("joined", &activity, None));
+                    let seen = (activity.is_suspended, figures(&activity));
+                    self.known.lock().seen.insert(*id, seen);
                 }
             }
             Notice::Left { id, pid, start_time } => {
                 let exited = self
                     .tree
                     .upgrade()
-                    .and_then(|tree| tree.exit_line(*pid, *start_time));
+                    .and_then(|tree| tree.exited(*pid, *start_time));
                 let mut known = self.known.lock();
                 known.seen.remove(id);
+                let Some(exited) = exited else { return };
+                let (uid, line) = (exited.identity.uid, exited.to_string());
+                self.note(Event {
+                    what: "left".to_owned(),
+                    pid: Some(*pid),
+                    comm: Some(exited.identity.comm.to_string()),
+                    uid,
+                    group: Some(exited.group).filter(|group| !group.is_empty()),
+                    text: line.clone(),
+                    ..Event::default()
+                });
                 // A job has one line for all its processes.
-                if let Some((identity, line, is_in_job)) = exited
-                    && !is_in_job
-                    && known.ends.allows(identity.uid, Instant::now())
-                {
-                    info!(PID = pid, UID = identity.uid, "ended: {line}");
+                if !exited.is_in_job && known.ends.allows(uid, Instant::now()) {
+                    info!(PID = pid, UID = uid, "ended: {line}");
                 }
             }
-            Notice::JobEnded { path, uid, line } if self.known.lock().ends.allows(*uid, Instant::now()) => {
-                info!(UID = uid, GROUP = %format_args!("/{path}"), "job {path:?} ended: {line}");
+            Notice::JobEnded { path, uid, line } => {
+                self.note(Event {
+                    what: "job-ended".to_owned(),
+                    uid: *uid,
+                    group: Some(path.clone()),
+                    text: line.clone(),
+                    ..Event::default()
+                });
+                if self.known.lock().ends.allows(*uid, Instant::now()) {
+                    info!(UID = uid, GROUP = %format_args!("/{path}"), "job {path:?} ended: {line}");
+                }
             }
             Notice::Events(id) => {
                 // Taken under the lock, so that two threads do not report one change twice.
                 let mut known = self.known.lock();
                 if let Some(activity) = self.tree.upgrade().and_then(|tree| tree.activity(*id)) {
-                    known.look(*id, &activity);
+                    known.look(*id, &activity, |event| self.note(event));
                 }
             }
             _ => {}
@@ -99,10 +136,19 @@ impl Listener for ActivityLog {
 
     fn user_change(&self, change: &UserChange) {
         let uid = change.caller.uid;
+        self.note(changed(change));
         if self.known.lock().changes.allows(uid, Instant::now()) {
             log_change(change);
         }
     }
+}
+
+/// Returns a number for the first event: microseconds since 1970, because a daemon notes less than one event
+/// in each.
+fn first_number() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.map_or(1, |since| since.as_micros());
+    u64::try_from(since).unwrap_or(1)
 }
 
 /// Returns the figures of the process as a whole, then by device. As a whole, only the refusals of no device.
@@ -122,15 +168,24 @@ fn figures(activity: &Activity) -> Vec<DeviceActivity> {
 }
 
 impl Known {
-    /// Logs what has changed since the last look.
-    fn look(&mut self, id: ProcessId, activity: &Activity) {
+    /// Logs and notes what has changed since the last look.
+    fn look(&mut self, id: ProcessId, activity: &Activity, note: impl Fn(Event)) {
         let (now, uid) = (Instant::now(), activity.identity.uid);
         // A notice may come after that of the process's end.
         let Some(seen) = self.seen.get_mut(&id) else {
             return;
         };
-        let before = std::mem::replace(seen, figures(activity));
-        for (at, current) in seen.iter().enumerate() {
+        let now_seen = (activity.is_suspended, figures(activity));
+        let (was_suspended, before) = std::mem::replace(seen, now_seen);
+        if activity.is_suspended != was_suspended {
+            let what = if activity.is_suspended {
+                "suspended"
+            } else {
+                "resumed"
+            };
+            note(happened(what, activity, None));
+        }
+        for (at, current) in seen.1.iter().enumerate() {
             let before = before.get(at).copied().unwrap_or_default();
             let line = Line {
                 activity,
@@ -138,16 +193,33 @@ impl Known {
                 current,
             };
             let nr_refused = current.nr_refused.saturating_sub(before.nr_refused);
-            if nr_refused > 0 && self.refusals.allows(uid, now) {
-                line.refused(nr_refused);
+            let happened = |what, text| {
+                note(Event {
+                    text,
+                    ..happened(what, activity, line.device)
+                });
+            };
+            if nr_refused > 0 {
+                happened("refused", line.refusals(nr_refused));
+                if self.refusals.allows(uid, now) {
+                    line.refused(nr_refused);
+                }
             }
-            if current.is_frozen != before.is_frozen && self.freezes.allows_debug(uid, now) {
-                line.froze();
+            if current.is_frozen != before.is_frozen {
+                let what = if current.is_frozen { "frozen" } else { "thawed" };
+                happened(what, String::new());
+                if self.freezes.allows_debug(uid, now) {
+                    line.froze();
+                }
             }
             let nr_out = current.nr_out.saturating_sub(before.nr_out);
             let nr_in = current.nr_in.saturating_sub(before.nr_in);
-            if nr_out + nr_in > 0 && self.moves.allows_debug(uid, now) {
-                line.moved(nr_out, nr_in);
+            if nr_out + nr_in > 0 {
+                let text = format!("{nr_out} allocations moved to the host, {nr_in} to the GPU");
+                if self.moves.allows_debug(uid, now) {
+                    line.moved(&text);
+                }
+                happened("swapped", text);
             }
         }
     }
@@ -178,21 +250,26 @@ impl Line<'_> {
         format!("/{}", word(&self.activity.group))
     }
 
-    fn refused(&self, nr: u64) {
-        let (limit, current) = (self.current.limit, self.current.current);
-        let limit_text = if limit == NO_LIMIT {
-            String::new()
-        } else {
-            format!(", lowest limit {limit} bytes")
+    fn refusals(&self, nr: u64) -> String {
+        let current = self.current.current;
+        let limit = match self.current.limit {
+            NO_LIMIT => String::new(),
+            limit => format!(", lowest limit {limit} bytes"),
         };
+        format!("{nr} allocations refused{limit}, in use {current} bytes")
+    }
+
+    fn refused(&self, nr: u64) {
+        let limit = self.current.limit;
         warn!(
             PID = self.activity.identity.pid,
             UID = self.activity.identity.uid,
             GROUP = %self.group(),
             GPU = self.device,
             LIMIT = (limit != NO_LIMIT).then_some(limit),
-            "{}: {nr} allocations refused{limit_text}, in use {current} bytes",
-            self.subject()
+            "{}: {}",
+            self.subject(),
+            self.refusals(nr)
         );
     }
 
@@ -208,15 +285,82 @@ impl Line<'_> {
         );
     }
 
-    fn moved(&self, nr_out: u64, nr_in: u64) {
+    fn moved(&self, text: &str) {
         debug!(
             PID = self.activity.identity.pid,
             UID = self.activity.identity.uid,
             GROUP = %self.group(),
             GPU = self.device,
-            "{}: {nr_out} allocations moved to the host, {nr_in} to the GPU",
+            "{}: {text}",
             self.subject()
         );
+    }
+}
+
+/// Returns an event of a process, as a whole or on a device.
+fn happened(what: &str, activity: &Activity, gpu: Option<usize>) -> Event {
+    let identity = &activity.identity;
+    Event {
+        what: what.to_owned(),
+        pid: Some(identity.pid),
+        comm: Some(identity.comm.to_string()),
+        uid: identity.uid,
+        group: Some(activity.group.clone()).filter(|group| !group.is_empty()),
+        gpu,
+        ..Event::default()
+    }
+}
+
+/// Returns a change that a user has requested as an event.
+fn changed(change: &UserChange) -> Event {
+    let Described { what, values, .. } = described(&change.action);
+    Event {
+        what: what.to_owned(),
+        pid: change.process,
+        uid: change.caller.uid,
+        group: change
+            .group
+            .as_ref()
+            .map(|group| group.trim_matches('/').to_owned()),
+        gpu: change.device.map(usize::from),
+        text: format!("{}{values}, by process {}", change.path(), change.caller.pid),
+        ..Event::default()
+    }
+}
+
+/// Words for an action.
+struct Described {
+    /// Kind of the event.
+    what: &'static str,
+    verb: &'static str,
+    old: Option<String>,
+    new: Option<String>,
+    /// Text of both values.
+    values: String,
+}
+
+fn described(action: &Action) -> Described {
+    let access = |access: &Access| format!("{}:{} {:04o}", access.owner.uid, access.owner.gid, access.mode);
+    let (what, verb, old, new) = match action {
+        Action::Write { old, new, .. } => ("set", "wrote", old.clone(), Some(new.clone())),
+        Action::Make => ("made", "made", None, None),
+        Action::Remove => ("removed", "removed", None, None),
+        Action::SetAccess { old, new, .. } => {
+            let verb = "changed owner or mode of";
+            ("access", verb, Some(access(old)), Some(access(new)))
+        }
+    };
+    let values = match (&old, &new) {
+        (Some(old), Some(new)) => format!(": {old:?} -> {new:?}"),
+        (None, Some(new)) => format!(": {new:?}"),
+        _ => String::new(),
+    };
+    Described {
+        what,
+        verb,
+        old,
+        new,
+        values,
     }
 }
 
@@ -229,20 +373,13 @@ fn log_change(change: &UserChange) {
         action,
         ..
     } = change;
-    let access = |access: &Access| format!("{}:{} {:04o}", access.owner.uid, access.owner.gid, access.mode);
-    let (verb, old, new) = match action {
-        Action::Write { old, new, .. } => ("wrote", old.clone(), Some(new.clone())),
-        Action::Make => ("made", None, None),
-        Action::Remove => ("removed", None, None),
-        Action::SetAccess { old, new, .. } => {
-            ("changed owner or mode of", Some(access(old)), Some(access(new)))
-        }
-    };
-    let values = match (&old, &new) {
-        (Some(old), Some(new)) => format!(": {old:?} -> {new:?}"),
-        (None, Some(new)) => format!(": {new:?}"),
-        _ => String::new(),
-    };
+    let Described {
+        verb,
+        old,
+        new,
+        values,
+        ..
+    } = described(action);
     info!(
         PID = process,
         GROUP = group,

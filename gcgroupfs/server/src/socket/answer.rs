@@ -9,6 +9,7 @@ use gcgroup_abi::message::{Answer, Malformed, Operation, Request};
 
 use super::initial_group::may_begin;
 use gcgroupfs_model::error::{Error, Result};
+use gcgroupfs_model::event::Event;
 use gcgroupfs_model::file::{self, Node};
 use gcgroupfs_model::tree::{DIRECTORY_MODE, Directory, GroupId, NewGroup, Tree};
 
@@ -34,16 +35,22 @@ pub fn answer(
         (Operation::List, 0) => Reading::of_processes(tree, asker, request.name),
         (Operation::ListGroups, 0) => Reading::of_groups(tree, asker, request.name),
         (
-            Operation::Get | Operation::List | Operation::ListGroups | Operation::Explain | Operation::Ended,
+            Operation::Get
+            | Operation::List
+            | Operation::ListGroups
+            | Operation::Explain
+            | Operation::Ended
+            | Operation::Events,
             1..,
         ) => Ok(reading),
         (Operation::Set, _) => set(tree, asker, &request).map(none),
         (Operation::Make, _) => make(tree, asker, request.name).map(none),
         (Operation::Remove, _) => remove(tree, asker, request.name).map(none),
         // The server handles it.
-        (Operation::Begin | Operation::Hold | Operation::Devices | Operation::Ended, _) => {
-            Err(Error::NotSupported("jobs, holds and devices"))
-        }
+        (
+            Operation::Begin | Operation::Hold | Operation::Devices | Operation::Ended | Operation::Events,
+            _,
+        ) => Err(Error::NotSupported("jobs, holds and devices")),
         (Operation::MayBegin, _) => may_begin(tree, asker, request.name).map(none),
     };
     Some(match read {
@@ -161,6 +168,31 @@ fn parent<'a>(tree: &Tree, asker: &Credentials, path: &'a str) -> Result<(Direct
         Node::Dir(_) => Err(Error::NotWritable),
         Node::File(..) => Err(Error::NotDirectory),
     }
+}
+
+/// Returns the events, one JSON line each. Groups that the client could not find on the mount, and what
+/// happened there, are left out.
+pub(super) fn events(tree: &Tree, asker: &Credentials, events: Vec<Event>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for mut event in events {
+        let is_own = !asker.is_contained && event.uid == asker.uid;
+        let is_shown = |group: &String| match resolve(tree, asker, group) {
+            Ok(Node::Dir(directory)) => {
+                let group = tree.groups_of(directory).first().copied();
+                group.is_some() && is_open(tree, asker, group)
+            }
+            _ => false,
+        };
+        if !is_own && !asker.is_root(tree) && !event.group.as_ref().is_none_or(is_shown) {
+            event.group = None;
+            event.text.clear();
+        }
+        event.line = event.to_string();
+        // Cannot fail: the keys are text.
+        out.extend(serde_json::to_vec(&event).unwrap_or_default());
+        out.push(b'\n');
+    }
+    out
 }
 
 /// Returns whether the client could find the group on the mount and see its members.

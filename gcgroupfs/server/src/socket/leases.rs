@@ -5,6 +5,7 @@ use std::time::Duration;
 use tracing::info;
 
 use super::Server;
+use gcgroupfs_model::event::Event;
 use gcgroupfs_model::tree::Expired;
 
 /// Longest time between two looks for expired leases. It is the shortest lease, too.
@@ -16,6 +17,13 @@ impl Server {
     pub(super) fn expire_leases(&mut self) -> Duration {
         let (expired, next_msec) = self.tree.expire_leases();
         for Expired { path, uid, action } in expired {
+            self.registry.activity_log().note(Event {
+                what: "lease".to_owned(),
+                uid,
+                group: Some(path.clone()),
+                text: format!("has expired: {action}"),
+                ..Event::default()
+            });
             if self.registry.may_log_of(uid) {
                 info!("the lease of {path:?} has expired: {action}");
             }

@@ -102,6 +102,10 @@ impl Registry {
         }
     }
 
+    pub(super) fn activity_log(&self) -> &ActivityLog {
+        &self.activity_log
+    }
+
     /// Returns whether a further line about the user may be logged.
     pub(super) fn may_log_of(&mut self, uid: u32) -> bool {
         self.log_limit.allows(uid, Instant::now())

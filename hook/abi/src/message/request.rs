@@ -29,6 +29,8 @@
 //! commas, and the value of `CUDA_VISIBLE_DEVICES` for it |
 //! | ended | a pid, or nothing | | JSON, one line for each program that has ended (`Exited` in
 //! `gcgroupfs/model/src/tree/exited.rs`), the oldest first; empty lines have no meaning |
+//! | events | number of the last event that the client has seen, or nothing | | JSON, one line for each later
+//! event (`gcgroupfs/model/src/event.rs`) |
 //! | begin | the path of a group to begin in, or nothing | name of the job, or nothing; a NUL; path of the
 //! program | path of the group that was made for the job |
 //!
@@ -80,6 +82,7 @@ pub enum Operation {
     Hold = 10,
     Devices = 11,
     Ended = 12,
+    Events = 13,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +130,7 @@ impl<'a> Request<'a> {
             10 => Operation::Hold,
             11 => Operation::Devices,
             12 => Operation::Ended,
+            13 => Operation::Events,
             _ => return Err(Malformed::Tag),
         };
         let length = usize::try_from(length).map_err(|_| Malformed::Length)?;

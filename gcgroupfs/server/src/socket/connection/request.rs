@@ -10,7 +10,7 @@ use nix::sys::socket::{MsgFlags, send};
 
 use super::{Connection, Kind};
 use crate::socket::Server;
-use crate::socket::answer::{Credentials, Reading, answer};
+use crate::socket::answer::{Credentials, Reading, answer, events as events_text};
 use gcgroupfs_sys as sys;
 
 impl Server {
@@ -48,6 +48,12 @@ impl Server {
             Ok(request) if request.operation == Operation::Ended && request.offset == 0 => {
                 let pid = request.name.parse().ok();
                 let reading = Reading::of_ended(self.history.lines(), pid);
+                Some(reading.part(&self.tree, &asker, 0))
+            }
+            Ok(request) if request.operation == Operation::Events && request.offset == 0 => {
+                let last = request.name.parse().unwrap_or(0);
+                let events = self.registry.activity_log().events_after(last);
+                let reading = Reading::of_text(events_text(&self.tree, &asker, events));
                 Some(reading.part(&self.tree, &asker, 0))
             }
             // A rule may admit a process to a group that its user may not enter: only a registration can

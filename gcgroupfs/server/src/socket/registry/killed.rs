@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use gcgroupfs_model::event::Event;
 use gcgroupfs_model::tree::{Caller, Doomed, GroupId, KillCause, Killer};
 use nix::errno::Errno;
 use tracing::{info, warn};
@@ -95,6 +96,13 @@ impl Registry {
         let killed = known.kill_for(user);
         if killed.is_ok() {
             known.killer = Some(killer);
+            self.activity_log.note(Event {
+                what: "killed".to_owned(),
+                pid: Some(pid),
+                uid,
+                text: format!("by {killer}"),
+                ..Event::default()
+            });
         }
         if !self.may_log_of(uid) {
             return;
