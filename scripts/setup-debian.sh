@@ -29,15 +29,17 @@ sudo=
 needs="binutils curl fuse3 gcc libc6-dev make pkg-config python3 python3-venv"
 tests="busybox g++ libjemalloc2 mandoc musl-tools perl podman prometheus runc shellcheck strace"
 tests="$tests tmux valgrind"
+# For scripts/test-packages.sh.
+tests="$tests debootstrap dpkg-dev lintian"
 # For scripts/test-aarch64.sh.
 [ "$(dpkg --print-architecture)" = arm64 ] || tests="$tests gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 # A Slurm cluster for scripts/test-cluster.sh.
-tests="$tests iproute2 munge procps slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
+tests="$tests iproute2 libslurm-dev munge procps slurm-client slurm-wlm-basic-plugins slurmctld slurmd"
 # Its accounting: slurmdbd and a database server, without the package that makes a service of the server.
 tests="$tests mariadb-server-core slurm-wlm-mysql-plugin slurmdbd"
 # A Kubernetes node, which is built from source (scripts/cluster/build-kubernetes.sh).
 if [ "${KUBERNETES:-no}" = yes ]; then
-    tests="$tests containerd containernetworking-plugins dpkg-dev etcd-server golang-go openssl"
+    tests="$tests containerd containernetworking-plugins etcd-server golang-go openssl"
 fi
 
 # Often installed by other means; systemctl is for scripts/test-systemd.sh.

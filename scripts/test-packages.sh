@@ -2,7 +2,7 @@
 # Makes the packages of scripts/package.sh and tests them: with lintian, and by installation, use by that
 # system's programs, upgrade, removal and purge in Debian systems of their own (debootstrap). Where
 # scripts/test-aarch64.sh has built a tree, also makes the packages for arm64 and checks their contents.
-# Installs what it needs. Run as root.
+# Installs what it needs. Run as root. Everything is in namespaces, which end with the script.
 set -eu
 
 usage() {
@@ -29,39 +29,29 @@ fail() {
 }
 
 [ "$(id -u)" = 0 ] || fail "run as root: a Debian system is made and entered"
-if [ -z "${IN_NAMESPACE-}" ]; then
-    unshare --mount --pid --fork --mount-proc true 2> /dev/null || {
-        echo "test-packages.sh: left out, no namespaces can be made here"
-        exit 0
-    }
-    # In namespaces of its own: its end takes along all processes and mounts.
-    exec env IN_NAMESPACE=1 timeout --kill-after=30 "$((${PACKAGE_MINUTES:-15} * 60))" \
-        unshare --mount --pid --fork --kill-child --mount-proc "$0"
-fi
-
 repo=$(cd "$(dirname "$0")/.." && pwd -P)
-work=$(mktemp -d)
-trap 'rm -rf --one-file-system "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+if [ -z "${INSIDE-}" ]; then
+    for program in debootstrap dpkg-shlibdeps lintian; do
+        command -v "$program" > /dev/null || "$repo/scripts/setup-debian.sh" --no-python || {
+            echo "test-packages.sh: left out, no $program can be installed"
+            exit 0
+        }
+    done
+    # shellcheck source=scripts/contained.sh
+    . "$repo/scripts/contained.sh"
+    trap end_contained EXIT
+    export INSIDE=yes
+    contained "$((${PACKAGE_MINUTES:-15} * 60))" "$repo/scripts/test-packages.sh"
+    exit
+fi
+work=/dev/shm/packages
+mkdir "$work"
+# Of the scripts that this one calls.
+export TMPDIR="$work"
 
 say() {
     printf '%s %s\n' "--- $(date +%T)" "$*"
 }
-
-missing=
-for package in debootstrap dpkg-dev lintian; do
-    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
-done
-if [ -n "$missing" ]; then
-    say "installing$missing"
-    # shellcheck disable=SC2086  # a list of names
-    if ! { apt-get update -q &&
-        DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing; }; then
-        echo "test-packages.sh: left out, cannot install$missing"
-        exit 0
-    fi
-fi
 
 say "packages"
 "$repo/scripts/package.sh" "$work/one"
@@ -196,33 +186,11 @@ assert allocate(800) == OUT_OF_MEMORY
 assert allocate(200) == OUT_OF_MEMORY
 EOF
 
-# The archive that this machine uses, which may be a mirror.
-here=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-# shellcheck disable=SC2016  # apt-get's own notation
-mirror=$(apt-get indextargets --format '$(SITE)' "Codename: $here" 2>/dev/null | head -1)
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/gcgroupfs
-mkdir -p "$cache"
-
-# system SUITE: makes a Debian system, of which a copy is kept.
-system() {
-    kept=$cache/$1-$(dpkg --print-architecture)-python3.tar
-    if [ ! -f "$kept" ]; then
-        say "debootstrap $1 $mirror"
-        timeout 420 debootstrap --variant=minbase --include=python3 "$1" "$work/base" ${mirror:+"$mirror"} \
-            > "$work/log" 2>&1 || return 1
-        rm -rf "$work/base/var/cache/apt" "$work/base/var/lib/apt/lists"
-        tar -C "$work/base" -cf "$kept.$$" . || { rm -f "$kept.$$"; exit 1; }
-        mv "$kept.$$" "$kept"
-        rm -rf --one-file-system "$work/base"
-    fi
-}
-
 for suite in ${SUITES:-bookworm trixie sid}; do
     # A machine without a network or without the right to make devices is no fault of the packages.
-    system "$suite" || {
-        tail -5 "$work/log"
+    kept=$("$repo/scripts/debian-system.sh" "$suite" || :)
+    [ -n "$kept" ] || {
         say "left out, no Debian system can be made here: $suite"
-        rm -rf --one-file-system "$work/base"
         continue
     }
     say "installation in $suite"
