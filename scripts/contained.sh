@@ -2,9 +2,9 @@
 # Namespaces for a test, for scripts that source this file. They end with the script, however that ends.
 
 # contained SECONDS OPTION... COMMAND [ARGUMENT...]: runs a command for so long at most, without an input, as
-# the first process of a PID and a mount namespace, and of those that the options of unshare(1) name. /dev/shm
-# is an empty directory there, which ends with them. Leaves the script, with a message, where namespaces cannot
-# be made.
+# the first process of a PID and a mount namespace, and of those that the options of unshare(1) name.
+# /dev/shm is an empty directory there, which ends with them. Leaves the script, with a message, where
+# namespaces cannot be made.
 contained() {
     seconds=$1
     shift
@@ -35,8 +35,8 @@ contained() {
     return "$contained_status"
 }
 
-# end_contained: ends what still runs, for a trap at the exit, and removes the cgroups gcgroup-test-PID of this
-# script, and of those that were killed.
+# end_contained: ends what still runs, for a trap at the exit, and removes the cgroups gcgroup-test-PID of
+# this script, and of those that were killed.
 end_contained() {
     kill -KILL "${contained_pid-}" 2> /dev/null || :
     for cgroup in /sys/fs/cgroup/*/gcgroup-test-*; do

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the path of an archive with a Debian system, which is made once per machine (debootstrap). Exits with 3
-# where none can be made, as without a network.
+# Prints the path of an archive with a Debian system, which is made once per machine (debootstrap). Exits with
+# 3 where none can be made, as without a network.
 set -eu
 
 usage() {

@@ -223,7 +223,8 @@ Description: Slurm plugin that enforces shares of GPUs with gcgroupfs
  do so where the plugin cannot be used.
  .
  The installation does not change the configuration of Slurm; gcgroup-slurm(8)
- describes it. A plugin serves one version of Slurm.
+ describes it. The plugin serves Slurm 22.05, 24.11 and 26.05; the scripts serve
+ every release.
 EOF
 
 document gcgroup-kubelet-plugin

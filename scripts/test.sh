@@ -57,6 +57,7 @@ steps='
 12 | 600 | command -v chromium | scripts/test-web.sh
 12 | 400 | command -v systemctl | scripts/test-systemd.sh
 52 | 540 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh slurm
+90 | 900 | command -v debootstrap && [ "$(id -u)" = 0 ] | printf "%s\n" "trixie --database sid" "sid --database trixie" | xargs -P 2 -L 1 scripts/test-cluster.sh slurm --in
 70 | 900 | command -v unshare && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh ray
 106 | 900 | scripts/miri.sh --has | scripts/miri.sh
 112 | 900 | scripts/test-aarch64.sh --has | scripts/test-aarch64.sh

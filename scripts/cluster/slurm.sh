@@ -1,12 +1,15 @@
 #!/bin/sh
 # Tests the Slurm integration with real munged, slurmctld and three slurmd, each node with a gcgroupfs daemon
 # and two simulated GPUs of its own. Everything runs in namespaces of its own: their end takes along all
-# processes and mounts. The tests are in gcgroupfs/integrations/slurm/tests/*_cases.sh.
+# processes, mounts and files. The tests are in gcgroupfs/integrations/slurm/tests/*_cases.sh.
 set -eu
 
 usage() {
     cat <<'USAGE'
-usage: scripts/test-cluster.sh slurm [TEST...]
+usage: scripts/test-cluster.sh slurm [--in SUITE [--database SUITE]] [TEST...]
+
+  --in SUITE        the Slurm of another Debian release, such as trixie, in a system made by debootstrap
+  --database SUITE  at the end, tests of the accounting once more with the slurmdbd of that release
 
 environment:
   DIST             built tree (<repository>/target/dist)
@@ -14,50 +17,63 @@ environment:
 USAGE
 }
 
-case ${1-} in
-    -h | --help) usage; exit 0 ;;
-esac
-
 fail() {
     echo "test-cluster.sh slurm: $*" >&2
     exit 1
 }
 
+# need_value OPTION [VALUE]
+need_value() {
+    [ $# -ge 2 ] || { usage >&2; exit 2; }
+}
+
 repo=$(cd "$(dirname "$0")/../.." && pwd -P)
-if [ -z "${IN_NAMESPACE-}" ]; then
+self=$repo/scripts/cluster/slurm.sh
+if [ -z "${INSIDE-}" ]; then
+    suite=
+    database=
+    while :; do
+        case ${1-} in
+            -h | --help) usage; exit 0 ;;
+            --in) need_value "$@"; suite=$2; shift 2 ;;
+            --database) need_value "$@"; database=$2; shift 2 ;;
+            -*) usage >&2; exit 2 ;;
+            *) break ;;
+        esac
+    done
     [ "$(id -u)" = 0 ] || fail "run as root: namespaces are made"
-    for program in gcc ip munged pgrep scontrol slurmctld slurmd srun; do
+    for program in debootstrap gcc ip munged pgrep scontrol slurmctld slurmd srun; do
         command -v "$program" > /dev/null || { "$repo/scripts/setup-debian.sh" --no-python && break; }
     done
-    unshare --mount --pid --net --uts --fork --mount-proc true 2> /dev/null || {
-        echo "test-cluster.sh slurm: left out, no namespaces can be made here"
-        exit 0
+    DIST=${DIST:-$repo/target/dist}
+    export DIST
+    [ -f "$DIST/lib/libgcgroup_slurm.so" ] || "$repo/scripts/build.sh"
+    # system SUITE: prints the archive of that release's Slurm.
+    system() {
+        # libslurm-dev has the headers; the others are the packages of scripts/setup-debian.sh.
+        "$repo/scripts/debian-system.sh" "$1" slurm iproute2 libslurm-dev mariadb-server-core munge procps \
+            slurm-client slurm-wlm-basic-plugins slurm-wlm-mysql-plugin slurmctld slurmd slurmdbd
     }
-    dist=${DIST:-$repo/target/dist}
-    [ -f "$dist/lib/libgcgroup_slurm.so" ] || DIST=$dist "$repo/scripts/build.sh"
-    # Outside of the home directory of root, so that other users reach it.
-    work=$(mktemp -d /tmp/gcgroup-slurm.XXXXXX)
-    # shellcheck disable=SC2317  # called by the trap
-    tidy() {
-        # The last processes may take a moment to leave their cgroups.
-        tries=0
-        while [ -d "/sys/fs/cgroup/freezer/${work##*/}" ] && [ "$tries" -lt 100 ]; do
-            find "/sys/fs/cgroup/freezer/${work##*/}" -depth -type d -exec rmdir {} + 2> /dev/null || sleep 0.1
-            tries=$((tries + 1))
-        done
-        rm -rf --one-file-system "$work"
-    }
-    trap tidy EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    status=0
-    # In the foreground of this script and not of a terminal's job, so that Slurm's programs cannot stop it.
-    timeout --kill-after=10 "$((${CLUSTER_MINUTES:-8} * 60))" \
-        env IN_NAMESPACE=1 DIST="$dist" WORK="$work" \
-        unshare --mount --pid --net --uts --fork --mount-proc --kill-child "$0" "$@" < /dev/null || status=$?
-    exit "$status"
+    for release in $suite $database; do
+        archive=$(system "$release")
+        [ -n "$archive" ] || {
+            echo "test-cluster.sh slurm: left out, no Slurm of $release can be had here"
+            exit 0
+        }
+    done
+    SYSTEM=${suite:+$(system "$suite")}
+    DATABASE=${database:+$(system "$database")}
+    export SYSTEM DATABASE RELEASE="$suite"
+    # shellcheck source=scripts/contained.sh
+    . "$repo/scripts/contained.sh"
+    trap end_contained EXIT
+    export CGROUP="gcgroup-test-$$" INSIDE=machine WORK=/dev/shm/work
+    contained "$((${CLUSTER_MINUTES:-8} * 60))" --net --uts "$self" "$@"
+    exit
 fi
 
+# shellcheck source=scripts/cluster/common/slurm-system.sh
+. "$repo/scripts/cluster/common/slurm-system.sh"
 # shellcheck source=scripts/cluster/common/slurm-accounting.sh
 . "$repo/scripts/cluster/common/slurm-accounting.sh"
 # shellcheck source=scripts/cluster/common/slurm-nodes.sh
@@ -76,6 +92,12 @@ if [ "${1-}" = --call ]; then
     "$@"
     exit 0
 fi
+if [ "$INSIDE" = machine ]; then
+    install_programs
+    export INSIDE=system
+    [ -z "$SYSTEM" ] || enter_system "$self" "$@"
+    check_headers
+fi
 
 # run_tests SECONDS NODES TEST...: runs tests one after another, each for so long at most, and prints those
 # that fail or are left out.
@@ -86,11 +108,11 @@ run_tests() {
     output=$WORK/output-${NODES%% *}
     for name; do
         began=$(date +%s)
-        if timeout --kill-after=15 "$limit" "$0" --call "test_$name" > "$output" 2>&1 &&
-            timeout --kill-after=5 60 "$0" --call nothing_is_left_soon >> "$output" 2>&1; then
+        if timeout --kill-after=15 "$limit" "$self" --call "test_$name" > "$output" 2>&1 &&
+            timeout --kill-after=5 60 "$self" --call nothing_is_left_soon >> "$output" 2>&1; then
             # Of a test that cannot run here, or a part of it.
             sed -n "s/^left out/left out $name/p" "$output"
-            grep -q '^left out' "$output" || echo "ok $name ($(($(date +%s) - began)) s)"
+            grep -q '^left out' "$output" || echo "ok $name ($(($(date +%s) - began)) s${RELEASE:+, $RELEASE})"
         else
             echo "FAILED $name"
             {
@@ -132,5 +154,14 @@ echo "--- the cluster runs after $(($(date +%s) - began)) s: $(slurmd -V)"
 run_tests 90 "n1 n2" $(chosen plugin_cases.sh "$@") 2>&1 | tee "$WORK/said-plugin"
 wait $!
 cat "$WORK/said-others"
-failed=$(sed -n 's/^FAILED //p' "$WORK/said-plugin" "$WORK/said-others" | tr '\n' ' ')
-[ -z "$failed" ] || { cat "$WORK/failures"; fail "failed: $failed"; }
+if [ -n "$DATABASE" ]; then
+    replace_slurmdbd /database
+    echo "--- with slurmdbd of $(chroot /database slurmdbd -V)"
+    stored=scripts_store_what_a_job_has_used_in_the_accounting
+    has_accounting || stored=scripts_store_what_a_job_has_used
+    run_tests 90 "n1 n2" use_is_stored_with_the_job > "$WORK/said-database" 2>&1
+    run_tests 150 n3 "$stored" >> "$WORK/said-database" 2>&1
+    cat "$WORK/said-database"
+fi
+failed=$(sed -n 's/^FAILED //p' "$WORK"/said-* | tr '\n' ' ')
+[ -z "$failed" ] || { cat "$WORK/failures"; fail "failed${RELEASE:+ with the Slurm of $RELEASE}: $failed"; }

@@ -4,7 +4,8 @@
 # name from the host's. So each node has a UTS and a mount namespace with a /run of its own, in which its
 # gcgroupfs daemon has the usual socket.
 #
-# Variables: WORK, a directory that all users may search; DIST, a built tree; repo, the repository.
+# Variables: WORK, a directory that all users may search; DIST, a built tree; repo, the repository; CGROUP,
+# the name of cgroups for this test.
 
 export SLURM_CONF="$WORK/slurm.conf"
 # An ordinary user, who submits the jobs.
@@ -121,15 +122,26 @@ make_node() {
 # so. Fails where cgroups of version 1 with the freezer cannot be made, which Slurm 22.05 needs here.
 track_by_cgroup() {
     freezer=/sys/fs/cgroup/freezer
-    mkdir "$freezer/${WORK##*/}" 2> /dev/null || return 1
-    on "$1" mount --bind "$freezer/${WORK##*/}" "$freezer" || return 1
+    mkdir "$freezer/$CGROUP" 2> /dev/null || return 1
+    on "$1" mount --bind "$freezer/$CGROUP" "$freezer" || return 1
     printf '%s\n' CgroupPlugin=cgroup/v1 CgroupAutomount=no > "$WORK/cgroup.conf"
     sed 's|proctrack/linuxproc|proctrack/cgroup|' "$SLURM_CONF" > "$WORK/slurm-$1.conf"
     on "$1" mount --bind "$WORK/slurm-$1.conf" "$SLURM_CONF"
     # The rule that the documentation gives, below the directory of this test.
     sed -n '/^\[\[rule\]\]$/,/^```$/p' "$repo/gcgroupfs/integrations/slurm/README.md" |
-        sed "/^\`\`\`\$/d; s|\"/slurm|\"/${WORK##*/}/slurm|" > "$WORK/gcgroupfs-$1.toml"
-    grep -q "\"/${WORK##*/}/slurm" "$WORK/gcgroupfs-$1.toml"
+        sed "/^\`\`\`\$/d; s|\"/slurm|\"/$CGROUP/slurm|" > "$WORK/gcgroupfs-$1.toml"
+    grep -q "\"/$CGROUP/slurm" "$WORK/gcgroupfs-$1.toml"
+}
+
+# install_programs: makes $WORK with what the cluster's nodes run.
+install_programs() {
+    mkdir -m 755 "$WORK" "$WORK/lib"
+    cp "$DIST"/lib/*.so "$DIST"/simgpu/* "$WORK/lib"
+    ln -sf libcuda.so.1 "$WORK/lib/libcuda.so"
+    cp "$DIST/bin/gcgroupfs" "$DIST/bin/gcgroup-load" "$WORK"
+    gcc -O1 -o "$WORK/driver_shell" "${repo:?}/tests/programs/driver_shell.c" -pthread "-L$WORK/lib" -lcuda
+    cp "$repo/gcgroupfs/integrations/slurm/tests/gpu" "$WORK/gpu"
+    echo 'long slurm_api_version(void) { return 43L << 16; }' | gcc -shared -fPIC -x c - -o "$WORK/libslurm-43.so"
 }
 
 make_cluster() {
@@ -141,14 +153,8 @@ make_cluster() {
     mount -t tmpfs none /run
     echo "127.0.0.1 localhost controller n1 n2 n3 n4" > "$WORK/hosts"
     mount --bind "$WORK/hosts" /etc/hosts
-    chmod 755 "$WORK"
-    mkdir "$WORK/munge" "$WORK/state" "$WORK/lib" "$WORK/gpus" "$WORK/out"
+    mkdir "$WORK/munge" "$WORK/state" "$WORK/gpus" "$WORK/out"
     chmod 1777 "$WORK/gpus" "$WORK/out"
-    cp "$DIST"/lib/*.so "$DIST"/simgpu/* "$WORK/lib"
-    ln -sf libcuda.so.1 "$WORK/lib/libcuda.so"
-    cp "$DIST/bin/gcgroupfs" "$DIST/bin/gcgroup-load" "$WORK"
-    gcc -O1 -o "$WORK/driver_shell" "${repo:?}/tests/programs/driver_shell.c" -pthread "-L$WORK/lib" -lcuda
-    cp "$repo/gcgroupfs/integrations/slurm/tests/gpu" "$WORK/gpu"
     : > "$WORK/nvidia0"
     : > "$WORK/nvidia1"
     for node in n1 n2 n3 n4; do

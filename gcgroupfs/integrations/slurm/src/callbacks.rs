@@ -5,10 +5,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::panic;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::options::ROWS;
 use crate::plugin::{self, Callback};
-use crate::spank::{SUCCESS, Spank, log_error};
+use crate::release::{Release, refusal};
+use crate::spank::{self, SUCCESS, Spank, log_error};
 
 /// Status of a callback that refuses.
 const FAILURE: c_int = -1;
@@ -23,22 +26,28 @@ pub static plugin_type: [u8; 6] = *b"spank\0";
 
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
-pub static plugin_version: c_uint = version();
+pub static plugin_version: AtomicU32 = AtomicU32::new(0);
 
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the name that Slurm looks up")]
 pub static spank_plugin_version: c_uint = 1;
 
-/// Returns the version of Slurm that build.rs has found.
-const fn version() -> c_uint {
-    let digits = env!("SLURM_VERSION").as_bytes();
-    let (mut version, mut at) = (0, 0);
-    while at < digits.len() {
-        version = version * 10 + (digits[at] - b'0') as c_uint;
-        at += 1;
+/// Sets `plugin_version`, which Slurm compares with its own before it calls the plugin, to that of the
+/// running Slurm if that is served. Runs when the plugin is loaded.
+extern "C" fn set_version() {
+    let library = spank::library();
+    match Release::with_library(library) {
+        Some(release) => plugin_version.store(release.version_number(), Relaxed),
+        // Slurm refuses version 0.
+        None => log_error(&refusal(library)),
     }
-    version
 }
+
+// SAFETY: the dynamic linker calls the functions of this section, which take no arguments, after it has
+// resolved the library's symbols.
+#[cfg_attr(not(test), used, unsafe(link_section = ".init_array"))]
+#[cfg_attr(test, allow(dead_code, reason = "unit tests have no Slurm"))]
+static AT_LOAD: extern "C" fn() = set_version;
 
 extern "C" fn take_option(number: c_int, value: *const c_char, _remote: c_int) -> c_int {
     let value = if value.is_null() {

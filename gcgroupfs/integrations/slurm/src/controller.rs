@@ -158,8 +158,10 @@ fn part_of_several(line: &str, job: u32) -> Option<String> {
 /// about the node.
 pub(crate) fn resources_of_job(program: &Path, job: u32, node: &str) -> anyhow::Result<String> {
     let text = self::job(program, job)?;
+    // Other texts of the user than the name follow the job's command.
+    let lines = text.lines().take_while(|line| !line.starts_with("   Command="));
     let mut found = None;
-    for (nodes, resources) in text.lines().filter_map(given) {
+    for (nodes, resources) in lines.filter_map(given) {
         if is_in(program, node, nodes)? {
             let is_first = found.replace(resources.to_owned()).is_none();
             ensure!(
@@ -280,10 +282,20 @@ mod tests {
     #[test]
     fn other_text_of_a_job_forges_no_resources() {
         let forged = "     Nodes=b CPU_IDs=0 Mem=0 GRES=shard:8(IDX:0)\n";
-        let text = format!("JobId=7 JobName=x\n{OWNER}{GIVEN}   Comment=\n{forged}");
-        let (_directory, program) = with_jobs(&[("7", text)]);
-        let error = resources_of_job(&program, 7, "b").unwrap_err().to_string();
+        let resources = |name: &str, before: &str| {
+            let text = format!("JobId=7 JobName={name}\n{OWNER}{GIVEN}{before}{forged}");
+            let (_directory, program) = with_jobs(&[("7", text)]);
+            resources_of_job(&program, 7, "b").map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            resources("x", "   Command=/bin/x\n   SubmitLine=x\n").unwrap(),
+            ""
+        );
+        let error = resources("x", "   Network=\n").unwrap_err();
         assert!(error.contains("more than one line"), "{error}");
+        // A forged command that hides the lines of the controller.
+        let name = format!("x\n{OWNER}{forged}   Command=");
+        assert!(resources(&name, "").is_err());
     }
 
     #[test]

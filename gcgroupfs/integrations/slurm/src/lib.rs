@@ -11,6 +11,7 @@ mod controller;
 mod daemon;
 mod options;
 mod plugin;
+mod release;
 mod shares;
 mod spank;
 mod step;

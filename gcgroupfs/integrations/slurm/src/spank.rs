@@ -1,6 +1,7 @@
-//! Functions of Slurm that the plugin calls. Declared by hand from `slurm/spank.h`.
+//! Functions of Slurm that the plugin calls. Declared by hand from `slurm/spank.h`;
+//! `tests/headers.c` compares them with the headers of each release that the tests run with.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 
 use crate::options::ROWS;
 
@@ -47,6 +48,7 @@ unsafe extern "C" {
     fn spank_get_item(spank: *mut c_void, item: c_int, ...) -> c_int;
     fn spank_getenv(spank: *mut c_void, name: *const c_char, buffer: *mut c_char, length: c_int) -> c_int;
     fn spank_setenv(spank: *mut c_void, name: *const c_char, value: *const c_char, replaces: c_int) -> c_int;
+    fn slurm_api_version() -> c_long;
     fn slurm_error(format: *const c_char, ...);
     fn slurm_verbose(format: *const c_char, ...);
 }
@@ -133,6 +135,13 @@ pub(crate) fn context() -> Context {
         2 => Context::Step,
         _ => Context::Other,
     }
+}
+
+/// Returns the number in the name of the running Slurm's `libslurm.so`; 0 if it has none.
+pub(crate) fn library() -> u32 {
+    // SAFETY: the function takes no arguments and returns a constant.
+    let version = unsafe { slurm_api_version() };
+    u32::try_from(version >> 16).unwrap_or(0)
 }
 
 /// Writes an error to Slurm's log; while a step starts also to its user's terminal.

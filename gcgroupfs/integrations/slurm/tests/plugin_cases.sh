@@ -362,3 +362,12 @@ test_cancelled_step_leaves_its_job_running() {
     check memory.limit "$(show "slurm/job_$job/memory.limit")" $((64 * MIB))
     end cancel
 }
+
+test_other_release_of_slurm_is_refused() {
+    # A libslurm that says it is that of 25.05.
+    if as_user env LD_PRELOAD="$WORK/libslurm-43.so" srun -w n1 true 2> "$WORK/out/release"; then
+        check "release 25.05" accepted refused
+    fi
+    has "$WORK/out/release" "gcgroup: this plugin serves Slurm 22.05, 24.11, 26.05, not the one with libslurm.so.43" \
+        "Incompatible plugin version"
+}
