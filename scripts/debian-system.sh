@@ -62,7 +62,7 @@ make() {
 }
 
 if [ -n "${BASE_SYSTEM+set}" ]; then
-    shift 2
+    [ $# = 1 ] || shift 2
     make "$@"
     exit
 fi
