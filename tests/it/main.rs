@@ -350,4 +350,6 @@ mod wait;
 #[cfg(test)]
 mod watchdog;
 #[cfg(test)]
+mod weights;
+#[cfg(test)]
 mod windows;
