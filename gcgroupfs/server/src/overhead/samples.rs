@@ -110,7 +110,9 @@ impl Samples {
         if !can_tell {
             return PAUSE;
         }
-        if asked != self.asked && self.sampled.is_none_or(|when| when.elapsed() >= PERIOD) {
+        // Processes are charged energy by the samples of their time.
+        let is_due = asked != self.asked || !processes.is_empty();
+        if is_due && self.sampled.is_none_or(|when| when.elapsed() >= PERIOD) {
             let samples = (0..tree.nr_devices()).map(|device| source.sample(device));
             tree.set_device_samples(samples.collect());
             self.sampled = Some(Instant::now());
