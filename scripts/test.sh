@@ -40,7 +40,7 @@ esac
 steps='
 60 | 900 | command -v apt-get | KUBERNETES=yes scripts/setup-debian.sh
 3 | 60 | | cargo fmt --all --check && cd gcgroupfs/integrations && cargo fmt --all --check
-15 | 120 | command -v shellcheck | git ls-files "*.sh" "scripts/gc-*" "*/slurm/scripts/*" "*/slurm/tests/*" .ci/run | xargs shellcheck -x
+15 | 120 | command -v shellcheck | git ls-files "*.sh" "scripts/gc-*" "*/slurm/scripts/*" "*/slurm/tests/gpu" .ci/run | xargs shellcheck -x
 3 | 60 | command -v python3 | scripts/check-text.py
 2 | 60 | command -v python3 | scripts/crates.py --check
 10 | 300 | command -v cargo-deny | for tree in . gcgroupfs/integrations; do (cd "$tree" && cargo deny --locked --log-level error check --config "$OLDPWD/deny.toml" bans licenses sources) || exit; done

@@ -13,7 +13,7 @@ unpack() {
 # check_headers [ROOT]: compares the plugin's declarations with the headers of the Slurm in a system.
 check_headers() {
     [ ! -f "${1-}/usr/include/slurm/spank.h" ] ||
-        gcc -fsyntax-only -Wall -Werror -I "${1-}/usr/include" "$repo/gcgroupfs/integrations/slurm/tests/headers.c"
+        gcc -fsyntax-only -Wall -Werror -I "${1-}/usr/include" "${repo:?}/gcgroupfs/integrations/slurm/tests/headers.c"
 }
 
 # enter_system COMMAND...: runs a command in the system of $SYSTEM, in place of this shell. The system becomes
@@ -34,7 +34,7 @@ enter_system() {
     done
     mount -t proc proc "$root/proc"
     mkdir "$root/machine"
-    cd "$root"
+    cd "$root" || exit
     pivot_root . machine
     umount -l machine
     exec chroot . "$@"
