@@ -227,7 +227,11 @@ fn estimate_stands_and_creation_waits_for_nothing_while_nvml_hangs() {
 
 #[test]
 fn context_is_charged_without_a_daemon() {
-    let mut mount = mount();
+    // Pages as a program assumes them without a daemon: a block charged by larger ones than the device takes
+    // would be missing in the context's measured size.
+    let page = (2 * MIB).to_string();
+    let config = Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT);
+    let mut mount = Mount::with(config.env("SIMGPU_PAGE", &page).arg("--device-page").arg(&page));
     mount.stop();
     let mut calls = calls(&mount, "300M", &[]);
     calls.ok("cuDevicePrimaryCtxRetain &context 0");

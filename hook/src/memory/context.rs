@@ -26,6 +26,9 @@ use crate::{helper, sys};
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Age of a request that is repeated for a waiting thread, nanoseconds. The daemon hurries for twice as long.
 const ASK_AGAIN: u64 = 50_000_000;
+/// How long no allocation waits after a wait in vain, nanoseconds. Where nothing tells what contexts take,
+/// waits are a hundredth of the time. A program that allocates without pause is measured while it waits.
+const IN_VAIN: u64 = 10_000_000_000;
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
 /// Longest wait for another thread that makes a context on the device.
@@ -43,9 +46,11 @@ pub(crate) struct Contexts {
     /// Held while a context is made on a device, so that a primary context is charged once.
     making: [Mutex<()>; MAX_DEVICES],
     charged: Mutex<Vec<Charged>>,
-    /// Bytes, [`MOST`] for each estimated charge, by which these may be wrong. 0 after a wait in vain, until
-    /// the next context is made or a daemon connects.
+    /// Bytes, [`MOST`] for each estimated charge, by which these may be wrong.
     doubt: AtomicU64,
+    /// When allocations may wait again after a wait in vain, nanoseconds of the monotonic clock; 0 once the
+    /// next context is made or a daemon connects.
+    wait_again: AtomicU64,
     /// When a measurement was last requested, nanoseconds of the monotonic clock.
     asked: AtomicU64,
 }
@@ -56,6 +61,7 @@ impl Contexts {
             making: [const { Mutex::new(()) }; MAX_DEVICES],
             charged: Mutex::new(Vec::new()),
             doubt: AtomicU64::new(0),
+            wait_again: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         }
     }
@@ -70,6 +76,7 @@ impl Contexts {
         // No more than the charge of shared memory was held.
         let doubt = |charged: &Charged| if charged.is_shared() { 1 } else { MOST };
         self.doubt.store(asked.map(doubt).sum(), Relaxed);
+        self.wait_again.store(0, Relaxed);
     }
 }
 
@@ -294,7 +301,10 @@ impl Memory {
     #[inline]
     pub(super) fn know_contexts(&self, index: usize, bytes: impl FnOnce() -> u64) {
         let doubt = self.contexts.doubt.load(Relaxed);
-        if doubt > 0 && Room::on(self, index).free < bytes().saturating_add(doubt) {
+        if doubt > 0
+            && Room::on(self, index).free < bytes().saturating_add(doubt)
+            && self.contexts.wait_again.load(Relaxed) <= sys::now()
+        {
             self.await_sizes();
         }
     }
@@ -318,8 +328,12 @@ impl Memory {
             }
             let left = until.saturating_duration_since(Instant::now());
             let may_wait = !exit::is_exiting() && self.session.connection.lock().is_some();
-            if left.is_zero() || !may_wait {
-                return self.contexts.doubt.store(0, Relaxed);
+            if !may_wait {
+                return;
+            }
+            if left.is_zero() {
+                let again = sys::now().saturating_add(IN_VAIN);
+                return self.contexts.wait_again.store(again, Relaxed);
             }
             self.session.ring();
             sys::futex_wait(&control.context_answer, seen, left.min(RECHECK));
