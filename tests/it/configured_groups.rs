@@ -2,13 +2,13 @@
 //! afterwards stays.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
 use support::Mount;
 
 use crate::driver::DriverShell;
-use crate::rules::{ALICE, Ruled};
+use crate::rules::{ALICE, BOB, Ruled};
 
 const TEAM: &str = "
 [[group]]
@@ -22,6 +22,7 @@ uid = 1000
 gid = 27
 mode = \"0750\"
 compute.max = \"50%\"
+gcgroup.lease = 3600
 ";
 
 /// Returns owner, group and mode of a group's directory.
@@ -61,6 +62,8 @@ fn groups_are_made_at_start_with_settings_and_owner() {
     assert_eq!(access(mount, "team"), (0, 0, 0o755));
     assert_eq!(mount.read("team/alice", "compute.max"), "50000 100000");
     assert_eq!(access(mount, "team/alice"), (ALICE, 27, 0o750));
+    assert!((1..=3600).contains(&mount.number("team/alice", "gcgroup.lease", "")));
+    assert!(!mount.log().contains("of the configuration: "), "{}", mount.log());
     let said = explained(mount, "team");
     assert!(
         said.contains("memory.limit 8 MiB (used 0 B): [[group]] of the configuration\n"),
@@ -122,6 +125,12 @@ fn what_is_written_stays_until_the_configuration_says_something_else() {
     assert!(!alice.exists());
     ruled.reload(&TEAM.replace("0750", "0755"), "configuration read again");
     expect(&ruled.mount, "8388608", "3", 0o755);
+    assert_eq!(ruled.mount.read("team/alice", "compute.max"), "50000 100000");
+    // The owner is a value of its own.
+    chown(&alice, Some(BOB), None).expect("root may change it");
+    ruled.reload(&TEAM.replace("0750", "0711"), "configuration read again");
+    assert_eq!(access(&ruled.mount, "team/alice"), (BOB, 27, 0o711));
+    ruled.reload(&TEAM.replace("0750", "0755"), "configuration read again");
     // What the configuration does not mention any more stays as well.
     ruled.reload("", "configuration read again");
     expect(&ruled.mount, "8388608", "3", 0o755);

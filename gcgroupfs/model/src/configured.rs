@@ -15,35 +15,37 @@ const ACCESS: [&str; 3] = ["uid", "gid", "mode"];
 /// was done since the machine started. `root` is the daemon. Waits for the disk. Returns what has failed, for
 /// people to read; the rest holds.
 pub fn apply(tree: &Tree, group: &ConfiguredGroup, root: Caller) -> Vec<String> {
-    let access = group.access();
-    let numbers = [access.uid, access.gid, access.mode.map(u32::from)];
-    let mut said = group.values();
-    let given = ACCESS.into_iter().zip(numbers);
+    let (values, (uid, gid, mode)) = (group.values(), group.access());
+    let mut said = values.clone();
+    let given = ACCESS.into_iter().zip([uid, gid, mode.map(u32::from)]);
     said.extend(given.filter_map(|(key, number)| Some((key.to_owned(), number?.to_string()))));
 
     let done = tree.configured(group.path());
-    let is_due = |key: &str| done.as_ref().is_none_or(|done| done.get(key) != said.get(key));
-    if done.is_some() && !said.keys().any(|key| is_due(key)) {
+    let is_new =
+        |done: &BTreeMap<String, String>| said.iter().any(|(key, value)| done.get(key) != Some(value));
+    if !done.as_ref().is_none_or(is_new) {
         return Vec::new();
     }
+    // A group that was removed is made anew with all that is said of it.
+    let done = done.filter(|_| file::resolve_if(tree, group.path(), |_| Ok(true)).is_ok());
+    let is_due = |key: &str| done.as_ref().is_none_or(|done| done.get(key) != said.get(key));
     let directory = match make(tree, group.path(), root) {
         Ok(directory) => directory,
         Err(error) => return vec![error.to_string()],
     };
     let mut faults = BTreeMap::new();
-    for (name, value) in group.values().iter().filter(|(name, _)| is_due(name)) {
+    for (name, value) in values.iter().filter(|(name, _)| is_due(name)) {
         if let Err(error) = set(tree, directory, root, (name, value)) {
-            faults.insert(name.clone(), format!("{name}: {error}"));
+            faults.insert(name.as_str(), format!("{name}: {error}"));
         }
     }
-    if ACCESS.iter().any(|key| is_due(key)) {
-        let owner = (access.uid, access.gid);
-        match file::set_access(tree, Node::Dir(directory), root, owner, access.mode) {
-            Ok(change) => tree.finish(change),
-            Err(error) => faults.extend(ACCESS.map(|key| (key.to_owned(), error.to_string()))),
-        }
+    let [uid, gid] = [("uid", uid), ("gid", gid)].map(|(key, id)| id.filter(|_| is_due(key)));
+    let mode = mode.filter(|_| is_due("mode"));
+    match file::set_access(tree, Node::Dir(directory), root, (uid, gid), mode) {
+        Ok(change) => tree.finish(change),
+        Err(error) => _ = faults.insert("mode", error.to_string()),
     }
-    said.retain(|key, _| !faults.contains_key(key));
+    said.retain(|key, _| !faults.contains_key(key.as_str()));
     tree.set_configured(directory, group.path(), said);
     faults.into_values().collect()
 }

@@ -19,7 +19,7 @@ use self::matching::Match;
 use self::template::Template;
 use crate::text::word;
 
-pub use self::configured::{ConfiguredAccess, ConfiguredGroup, ConfiguredGroups};
+pub use self::configured::{ConfiguredGroup, ConfiguredGroups};
 pub use self::facts::Facts;
 pub use self::names::{Names, with_names};
 pub use self::pod::PodCgroup;

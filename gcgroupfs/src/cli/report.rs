@@ -20,9 +20,8 @@ bounded: the oldest programs of a user are added up when there are too many. Com
 users are shown to root only.
 
 GPU time is the sum of usage_usec of compute.stat, and byte-seconds are those of the file exited. Energy is \
-estimated: GPU time times the power of the whole GPU, sampled each second.
-
-Examples: gcgroupfs report --since 7d --by group; gcgroupfs report --by process --json")]
+estimated: GPU time times the power of the whole GPU, sampled each second. The record is kept over a restart of the \
+machine if the daemon's --state-dir is on a disk.")]
 pub(super) struct Arguments {
     /// Only programs that ended within this time, as 90, 15m, 12h or 7d
     #[arg(long, value_name = "TIME", value_parser = age)]

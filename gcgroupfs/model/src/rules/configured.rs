@@ -31,14 +31,6 @@ pub struct ConfiguredGroup {
     gcgroup: RuleSettings,
 }
 
-/// Owner, owning group and mode of a directory; `None` stays as it is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ConfiguredAccess {
-    pub uid: Option<u32>,
-    pub gid: Option<u32>,
-    pub mode: Option<u16>,
-}
-
 impl ConfiguredGroups {
     pub fn iter(&self) -> impl Iterator<Item = &ConfiguredGroup> {
         self.0.iter()
@@ -62,12 +54,11 @@ impl ConfiguredGroup {
         &self.name
     }
 
-    pub fn access(&self) -> ConfiguredAccess {
-        ConfiguredAccess {
-            uid: self.uid.as_ref().map(|uid| uid.number),
-            gid: self.gid.as_ref().map(|gid| gid.number),
-            mode: self.mode,
-        }
+    /// Returns owner, owning group and mode of the directory, as far as they are given.
+    pub fn access(&self) -> (Option<u32>, Option<u32>, Option<u16>) {
+        let uid = self.uid.as_ref().map(|uid| uid.number);
+        let gid = self.gid.as_ref().map(|gid| gid.number);
+        (uid, gid, self.mode)
     }
 
     /// Returns the control files that are set, with the values that they will show.

@@ -232,7 +232,7 @@ impl Gvm {
         let is_accepted = match accepted {
             Any => true,
             UpTo(most) => number <= most,
-            InOrder => value(MIN)? <= value(LOW)? && value(LOW)? <= value(LIMIT)?,
+            InOrder => [value(MIN)?, value(LOW)?, value(LIMIT)?].is_sorted(),
         };
         if !is_accepted {
             return Err(Errno::EINVAL);

@@ -12,8 +12,9 @@ use super::costs::Costs;
 /// Result of a look at the device.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::compute) struct Seen {
-    /// Samples that have not been evaluated, and then the submissions so far, by kind.
+    /// Number of samples that have not been evaluated. Read before `entered`.
     pub sampling: usize,
+    /// Submissions so far, by kind.
     pub entered: [u64; Submission::COUNT],
     /// Nanoseconds since the last look.
     pub passed: u64,
