@@ -215,7 +215,8 @@ impl PageCounter {
 
     /// Charges memory that exists already, even beyond a limit.
     pub(crate) fn charge(&self, usage: &Usage, control: &Control, index: usize, bytes: u64) {
-        let Some(device) = usage.devices.get(index) else {
+        // Without a charge of its own, a peak would be raised to what other threads may still give back.
+        let Some(device) = usage.devices.get(index).filter(|_| bytes != 0) else {
             return;
         };
         let _ = self.whole.is_only(index);

@@ -220,6 +220,9 @@ fn undone_charge_raises_no_peak() {
     let (usage, control) = blocks();
     let page_counter = PageCounter::default();
     let sums = page_counter.try_reserve(usage, control, 0, 50).unwrap();
+    // Another thread finds that a context was estimated exactly.
+    page_counter.charge(usage, control, 0, 0);
+    assert_eq!(usage.memory_peak.load(Relaxed), 0);
     page_counter.uncharge(usage, 0, 50);
     page_counter.try_charge(usage, control, 0, 20).unwrap();
     assert_eq!(usage.memory_peak.load(Relaxed), 20);
