@@ -131,7 +131,10 @@ if [ "$is_whole" = yes ]; then
         place "$script" "$dist/bin/${script#scripts/}"
     done
     place scripts/install.sh "$dist/install.sh"
-    for file in gcgroupfs.service gcgroupfs.toml; do
+    place scripts/gcgroup-simulator "$dist/bin/gcgroup-simulator"
+    cp README.md "$dist/README.md"
+    place gcgroupfs/doc/ls.schema.json "$dist/share/ls.schema.json"
+    for file in gcgroupfs.service gcgroup-exporter.service gcgroupfs.toml; do
         place "scripts/$file" "$dist/share/$file"
     done
     for file in alerts.yml grafana.json; do

@@ -6,11 +6,9 @@ set -eu
 
 usage() {
     cat <<'USAGE'
-usage: install.sh [--prefix DIR] [--everywhere]
-       install.sh [--prefix DIR] --uninstall
+usage: install.sh [--prefix DIR] [--uninstall]
 
   --prefix DIR    installation directory (/usr/local; for the installed copy of this script, its own)
-  --everywhere    adds the library to /etc/ld.so.preload, so that every new CUDA program is governed
   --uninstall     removes all installed files, beginning with the entry in /etc/ld.so.preload
 
 environment:
@@ -27,7 +25,6 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 prefix=/usr/local
 # The installed copy belongs to the prefix that it lies in.
 [ ! -f "$here/installed" ] || prefix=${here%/share/gcgroupfs}
-everywhere=no
 uninstall=no
 while [ $# -gt 0 ]; do
     case $1 in
@@ -37,7 +34,6 @@ while [ $# -gt 0 ]; do
             shift
             ;;
         --prefix=*) prefix=${1#--prefix=} ;;
-        --everywhere) everywhere=yes ;;
         --uninstall) uninstall=yes ;;
         -h | --help) usage; exit 0 ;;
         *) usage >&2; exit 2 ;;
@@ -45,16 +41,13 @@ while [ $# -gt 0 ]; do
     shift
 done
 case $prefix in
-    # A space or a colon would end the name in /etc/ld.so.preload.
+    # A space or a colon would end the name in LD_PRELOAD.
     *[!A-Za-z0-9/._+-]*) fail "--prefix: letters, digits and /._+- only, not $prefix" ;;
     /*) prefix=${prefix%/} ;;
     *) fail "--prefix: an absolute path, not $prefix" ;;
 esac
-[ "$everywhere$uninstall" != yesyes ] || { usage >&2; exit 2; }
 
 root=${DESTDIR-}
-library=$prefix/lib/libgcgroup.so
-list=$root/etc/ld.so.preload
 
 built=$here
 [ -x "$built/bin/gcgroupfs" ] || built=${DIST:-$here/../target/dist}
@@ -64,7 +57,7 @@ manifest=$root$prefix/share/gcgroupfs/installed
 
 # files: prints FROM TO MODE lines; FROM in the tree, TO below the prefix.
 files() {
-    (cd "$built" && find share/man -type f 2> /dev/null | sed 's/.*/& & 644/')
+    (cd "$built" && find share/man -type f ! -name gcgroup-simulator.1 2> /dev/null | sed 's/.*/& & 644/')
     cat <<'TABLE'
 install.sh share/gcgroupfs/install.sh 644
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
@@ -75,6 +68,7 @@ bin/gcgroup-exporter bin/gcgroup-exporter 755
 bin/gcgroup-kubelet-plugin bin/gcgroup-kubelet-plugin 755
 bin/gcgroup-load bin/gcgroup-load 755
 bin/gc-autopreempt bin/gc-autopreempt 755
+bin/gc-everywhere bin/gc-everywhere 755
 bin/gc-preempt bin/gc-preempt 755
 share/gcgroupfs/ld.so.preload share/gcgroupfs/ld.so.preload 644
 share/slurm/common.sh share/gcgroupfs/slurm/common.sh 644
@@ -91,6 +85,9 @@ share/kubelet-plugin/container-image.py share/doc/gcgroupfs/kubelet-plugin/conta
 share/kubelet-plugin/daemonset.yaml share/doc/gcgroupfs/kubelet-plugin/daemonset.yaml 644
 share/kubelet-plugin/gcgroupfs.toml share/doc/gcgroupfs/kubelet-plugin/gcgroupfs.toml 644
 share/gcgroupfs.service lib/systemd/system/gcgroupfs.service 644
+share/gcgroup-exporter.service lib/systemd/system/gcgroup-exporter.service 644
+README.md share/doc/gcgroupfs/README.md 644
+share/ls.schema.json share/doc/gcgroupfs/ls.schema.json 644
 TABLE
 }
 
@@ -104,11 +101,6 @@ replace() {
     fi
 }
 
-# others FILE: prints its lines without ours.
-others() {
-    grep -vxF "$library" "$1" || :
-}
-
 # installed: prints the installed files, relative to the prefix.
 installed() {
     if [ -f "$manifest" ]; then
@@ -118,24 +110,22 @@ installed() {
     fi
 }
 
-# stop_service: stops and disables the service, if its unit is the one that was installed here.
-stop_service() {
-    unit=$prefix/lib/systemd/system/gcgroupfs.service
-    [ -z "$root" ] && [ -f "$unit" ] && command -v systemctl > /dev/null || return 0
-    [ "$(systemctl show -p FragmentPath gcgroupfs.service 2> /dev/null)" = "FragmentPath=$unit" ] || return 0
-    systemctl disable --now gcgroupfs.service || echo "install.sh: the service could not be stopped" >&2
+# stop_services: stops and disables the services whose units are those that were installed here.
+stop_services() {
+    [ -z "$root" ] && command -v systemctl > /dev/null || return 0
+    for unit in gcgroup-exporter.service gcgroupfs.service; do
+        path=$prefix/lib/systemd/system/$unit
+        [ -f "$path" ] || continue
+        [ "$(systemctl show -p FragmentPath "$unit" 2> /dev/null)" = "FragmentPath=$path" ] || continue
+        systemctl disable --now "$unit" || echo "install.sh: $unit could not be stopped" >&2
+    done
 }
 
 if [ "$uninstall" = yes ]; then
-    stop_service
+    stop_services
     # Every new program would print an error for a library that is listed and missing.
-    if [ -f "$list" ] && grep -qxF "$library" "$list"; then
-        if [ -n "$(others "$list")" ]; then
-            others "$list" | replace "$list" 644
-        else
-            rm "$list"
-        fi
-    fi
+    switch=$root$prefix/bin/gc-everywhere
+    [ ! -x "$switch" ] || "$switch" off
     # This script is among the files.
     installed | while read -r file; do
         case $file in
@@ -156,23 +146,12 @@ fi
     sort -u | replace "$manifest" 644
 files | while read -r from to mode; do
     [ -f "$built/$from" ] || fail "$built has no $from"
-    if [ "$from" = share/gcgroupfs.service ]; then
-        sed "s|@PREFIX@|$prefix|" "$built/$from" | replace "$root$prefix/$to" "$mode"
-    else
-        replace "$root$prefix/$to" "$mode" < "$built/$from"
-    fi
+    case $from in
+        *.service) sed "s|@PREFIX@|$prefix|" "$built/$from" ;;
+        *) cat "$built/$from" ;;
+    esac | replace "$root$prefix/$to" "$mode"
 done
 echo "installed in $root$prefix"
-
-if [ "$everywhere" = yes ]; then
-    # Every new program would print an error for a library that the loader rejects.
-    complaint=$(LD_PRELOAD=$root$library /bin/true 2>&1)
-    [ -z "$complaint" ] || fail "$list is left as it is: $complaint"
-    if ! { [ -f "$list" ] && grep -qxF "$library" "$list"; }; then
-        { [ ! -f "$list" ] || others "$list"; echo "$library"; } | replace "$list" 644
-    fi
-    echo "$list names $library"
-fi
 
 [ -z "$root" ] || exit 0
 cat <<NEXT
@@ -181,5 +160,7 @@ next:
   systemctl daemon-reload
   systemctl enable --now gcgroupfs                starts the daemon; or by hand: gcgroupfs mount --allow-other
   $prefix/bin/gcgroupfs run -- PROGRAM            runs a governed program
+  $prefix/bin/gc-everywhere on                    governs every new CUDA program
+  systemctl enable --now gcgroup-exporter         metrics and a web page at 127.0.0.1:9836
 to uninstall: sh $prefix/share/gcgroupfs/install.sh --uninstall
 NEXT

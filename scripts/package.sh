@@ -4,6 +4,7 @@
 #   gcgroupfs_VERSION_ARCH.deb       daemon, command line, scripts, manual pages, service
 #   libgcgroup_VERSION_ARCH.deb      the preloaded library and the hook
 #   gcgroup-exporter_VERSION_ARCH.deb  metrics and web page
+#   gcgroup-simulator_VERSION_ARCH.deb  simulated driver
 #   gcgroup-slurm_VERSION_ARCH.deb   SPANK plugin of Slurm, and the scripts in its place
 #   gcgroup-kubelet-plugin_VERSION_ARCH.deb  Kubernetes device plugin
 #   gcgroupfs-VERSION-ARCH.tar.gz    the tree with its install.sh, for other systems
@@ -86,9 +87,10 @@ mv "$all/share/zsh/site-functions/_gcgroupfs" "$all/share/zsh/vendor-completions
 rmdir "$all/share/zsh/site-functions"
 mv "$all/share/doc/gcgroupfs/gcgroupfs.toml" "$all/share/doc/gcgroupfs/examples"
 gzip -9n "$all"/share/man/man*/*
-mkdir -p "$work/all/lib/systemd"
+mkdir -p "$work/all/lib/systemd" "$work/gcgroup-exporter/lib/systemd/system"
 mv "$all/lib/systemd/system" "$work/all/lib/systemd/system"
 rmdir "$all/lib/systemd"
+mv "$work/all/lib/systemd/system/gcgroup-exporter.service" "$work/gcgroup-exporter/lib/systemd/system"
 "${tools}strip" --strip-unneeded --remove-section=.comment "$all"/lib/libgcgroup*.so "$all"/bin/gcgroup*
 chmod 644 "$all"/lib/libgcgroup*.so
 
@@ -100,8 +102,10 @@ mkdir "$slurm/share/gcgroupfs"
 mv "$all/share/gcgroupfs/slurm" "$slurm/share/gcgroupfs"
 cp gcgroupfs/integrations/slurm/README.md "$slurm/share/doc/gcgroup-slurm"
 lib=$work/libgcgroup
-mkdir -p "$lib/usr/lib"
+mkdir -p "$lib/usr/lib" "$lib/usr/bin" "$lib/usr/share/man/man1"
 mv "$all"/lib/libgcgroup*.so "$lib/usr/lib"
+mv "$all/bin/gc-everywhere" "$lib/usr/bin"
+mv "$all/share/man/man1/gc-everywhere.1.gz" "$lib/usr/share/man/man1"
 rmdir "$all/lib"
 exporter=$work/gcgroup-exporter/usr
 mkdir -p "$exporter/bin" "$exporter/share/man/man1" "$exporter/share/doc/gcgroup-exporter/examples"
@@ -114,6 +118,13 @@ mkdir -p "$plugin/bin" "$plugin/share/man/man1" "$plugin/share/doc/gcgroup-kubel
 mv "$all/bin/gcgroup-kubelet-plugin" "$plugin/bin"
 mv "$all/share/man/man1/gcgroup-kubelet-plugin.1.gz" "$plugin/share/man/man1"
 mv "$all/share/doc/gcgroupfs/kubelet-plugin" "$plugin/share/doc/gcgroup-kubelet-plugin/examples"
+simulator=$work/gcgroup-simulator/usr
+mkdir -p "$simulator/bin" "$simulator/lib" "$simulator/share/man/man1"
+cp "$dist/bin/gcgroup-simulator" "$simulator/bin"
+cp -a "$dist/simgpu" "$simulator/lib/gcgroup-simulator"
+"${tools}strip" --strip-unneeded --remove-section=.comment "$simulator"/lib/gcgroup-simulator/lib*.so.1
+chmod 644 "$simulator"/lib/gcgroup-simulator/lib*.so.1
+gzip -9n < "$dist/share/man/man1/gcgroup-simulator.1" > "$simulator/share/man/man1/gcgroup-simulator.1.gz"
 mv "$work/all" "$work/gcgroupfs"
 
 # shlibs FILE...: prints the packages that they need.
@@ -154,6 +165,13 @@ control() {
         printf 'Installed-Size: %s\n' "$(du -sk --apparent-size "$work/$1" | cut -f1)"
         cat
     } > "$work/$1/DEBIAN/control"
+    for unit in "$work/$1"/lib/systemd/system/*.service; do
+        [ -f "$unit" ] || continue
+        for script in postinst postrm prerm; do
+            sed "s/@UNIT@/${unit##*/}/" "scripts/debian/service.$script" > "$work/$1/DEBIAN/$script"
+            chmod 755 "$work/$1/DEBIAN/$script"
+        done
+    done
     for script in "scripts/debian/$1".*; do
         case $script in
             *'.*') ;; # none
@@ -210,6 +228,17 @@ Description: metrics and web page of processes that use a GPU
  the examples.
 EOF
 
+document gcgroup-simulator
+control gcgroup-simulator <<EOF
+Section: utils
+Depends: $(shlibs "$simulator"/lib/gcgroup-simulator/lib*.so.1)
+Recommends: gcgroupfs
+Description: simulated CUDA driver to try and test gcgroupfs without a GPU
+ Libraries in place of NVIDIA's libcuda.so.1 and libnvidia-ml.so.1, for
+ programs that gcgroup-simulator starts. They have memory, streams and time,
+ which processes share as on a GPU, and compute only what tests need.
+EOF
+
 document gcgroup-slurm
 control gcgroup-slurm <<EOF
 Section: admin
@@ -243,12 +272,13 @@ EOF
 
 tree=gcgroupfs-$version-$arch
 mkdir "$work/$tree"
-cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" README.md CHANGELOG.md LICENSE-* "$work/$tree"
-rm -f "$work/$tree/bin/gcgroup-contention"
+cp -a "$dist/bin" "$dist/lib" "$dist/share" "$dist/install.sh" "$dist/README.md" CHANGELOG.md LICENSE-* "$work/$tree"
+rm -f "$work/$tree/bin/gcgroup-contention" "$work/$tree/bin/gcgroup-simulator" \
+    "$work/$tree/share/man/man1/gcgroup-simulator.1"
 "${tools}strip" --strip-unneeded "$work/$tree"/lib/*.so "$work/$tree"/bin/gcgroup*
 tar -C "$work" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$epoch" -c "$tree" |
     gzip -9n > "$out/$tree.tar.gz"
 (cd "$out" && sha256sum "gcgroupfs_${version}_$arch.deb" "libgcgroup_${version}_$arch.deb" \
-    "gcgroup-exporter_${version}_$arch.deb" "gcgroup-slurm_${version}_$arch.deb" \
+    "gcgroup-exporter_${version}_$arch.deb" "gcgroup-simulator_${version}_$arch.deb" "gcgroup-slurm_${version}_$arch.deb" \
     "gcgroup-kubelet-plugin_${version}_$arch.deb" "$tree.tar.gz" > SHA256SUMS)
 cat "$out/SHA256SUMS"

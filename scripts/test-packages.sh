@@ -113,6 +113,7 @@ fail() {
     exit 1
 }
 
+packages="gcgroupfs libgcgroup gcgroup-exporter gcgroup-simulator gcgroup-slurm gcgroup-kubelet-plugin"
 state > /test/before
 dpkg -i /test/one/*.deb
 gcgroupfs --version
@@ -122,14 +123,15 @@ gcgroup-kubelet-plugin --version
 for file in /usr/bin/gc*; do
     [ -f "/usr/share/man/man1/${file##*/}.1.gz" ] || echo "excluded by this system's dpkg: manual of $file"
 done
-unit=/lib/systemd/system/gcgroupfs.service
-program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' $unit)
-[ -x "$program" ] || fail "$unit starts $program, which is absent"
+for unit in /lib/systemd/system/gcgroup*.service; do
+    program=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' $unit)
+    [ -x "$program" ] || fail "$unit starts $program, which is absent"
+done
 
 # The daemon governs programs of this system on the simulated GPU.
-export GCGROUP_SOCKET=/tmp/socket SIMGPU_DIR=/tmp/sim LD_LIBRARY_PATH=/test/simgpu
+export GCGROUP_SOCKET=/tmp/socket SIMGPU_DIR=/tmp/sim
 mkdir /tmp/sim /tmp/mount
-gcgroupfs mount /tmp/mount --state-dir /tmp/state > /test/log 2>&1 &
+gcgroup-simulator gcgroupfs mount /tmp/mount --state-dir /tmp/state > /test/log 2>&1 &
 daemon=$!
 tries=0
 until grep -q 'gcgroupfs: ready' /test/log; do
@@ -137,24 +139,23 @@ until grep -q 'gcgroupfs: ready' /test/log; do
     [ $tries -lt 600 ] && kill -0 $daemon || fail "$(cat /test/log)"
     sleep 0.1
 done
-gcgroupfs run --memory-limit 1G -- gcgroup-load launches 10
-gcgroupfs run --memory-limit 1G -- python3 /test/program.py /tmp/mount
+gcgroup-simulator gcgroupfs run --memory-limit 1G -- gcgroup-load launches 10
+gcgroup-simulator gcgroupfs run --memory-limit 1G -- python3 /test/program.py /tmp/mount
 kill $daemon
 wait $daemon
-unset LD_LIBRARY_PATH
 
-echo /usr/lib/libgcgroup.so > /etc/ld.so.preload
+gc-everywhere on
 echo "--- upgrade"
 dpkg -i /test/two/*.deb
 [ "$(cat /etc/ld.so.preload)" = /usr/lib/libgcgroup.so ] || fail "the upgrade changed /etc/ld.so.preload"
-dpkg-query -W -f '${Version}\n' gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin |
-    grep -c next | grep -qx 5 || fail "not upgraded"
+dpkg-query -W -f '${Version}\n' $packages |
+    grep -c next | grep -qx 6 || fail "not upgraded"
 [ "$(/bin/true 2>&1)" = "" ] || fail "a program complains"
 
 echo "--- removal and purge"
-dpkg -r gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin
+dpkg -r $packages
 [ ! -e /etc/ld.so.preload ] || fail "/etc/ld.so.preload is left"
-dpkg -P gcgroupfs libgcgroup gcgroup-exporter gcgroup-slurm gcgroup-kubelet-plugin
+dpkg -P $packages
 state > /test/after
 diff /test/before /test/after || fail "the purge left files, or took some"
 EOF
@@ -200,7 +201,7 @@ for suite in ${SUITES:-bookworm trixie sid}; do
     mount -t proc proc "$root/proc"
     [ -e "$root/dev/fuse" ] || mknod "$root/dev/fuse" c 10 229
     mkdir "$root/test"
-    cp -a "$work/one" "$work/two" "$work/run" "$work/program.py" "${DIST:-$repo/target/dist}/simgpu" "$root/test"
+    cp -a "$work/one" "$work/two" "$work/run" "$work/program.py" "$root/test"
     chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
     say "passed in $suite: $(chroot "$root" ldd --version | head -1)"
     umount -l "$root/proc"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests the service under a real service manager: systemd --user, in namespaces of its own, runs the unit that
-# install.sh installs with a daemon on a simulated GPU. Needs root, /dev/fuse and a kernel with takeover of
-# mounts (Linux 6.9). Removes everything at the end. Takes half a minute.
+# Tests the services under a real service manager: systemd --user, in namespaces of its own, runs the units
+# that install.sh installs, with a daemon on a simulated GPU. Needs root, /dev/fuse and a kernel with takeover
+# of mounts (Linux 6.9). Removes everything at the end. Takes half a minute.
 set -eu
 
 usage() {
@@ -125,6 +125,25 @@ EOT
     : > "$work/gcgroupfs.toml"
     is_up 0 || fail "a reload has restarted the service"
     echo "--- reloaded: a valid configuration is in force, an invalid one has no effect"
+
+    exporter=gcgroup-exporter.service
+    sed "s|@PREFIX@|$dist|; s|/etc/default|$work|" "$repo/scripts/$exporter" > "$work/units/$exporter"
+    echo "OPTIONS=--listen unix:$work/page --socket $GCGROUP_SOCKET" > "$work/gcgroup-exporter"
+    mkdir "$work/units/$exporter.d"
+    # A user's manager makes no namespaces of mounts here.
+    {
+        echo '[Service]'
+        for option in DynamicUser PrivateDevices PrivateTmp ProtectHome ProtectKernelModules \
+            ProtectKernelTunables ProtectSystem; do
+            echo "$option=no"
+        done
+    } > "$work/units/$exporter.d/test.conf"
+    ctl daemon-reload
+    ctl start "$exporter"
+    until_true curl -fs --unix-socket "$work/page" http://localhost/metrics
+    ctl stop "$exporter"
+    systemd-analyze verify --user --man=no "$work/units/$exporter" || fail "the unit is faulty"
+    echo "--- the exporter's service answers"
 
     before=$(mounted)
     exec 3< "$mnt/devices" 4< "$mnt/devices"

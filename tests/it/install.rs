@@ -26,6 +26,14 @@ fn staged(root: &Path, arguments: &[&str]) {
     ok(command.args(arguments).env("DESTDIR", root));
 }
 
+/// Runs the installed `gc-everywhere` below such a directory.
+#[track_caller]
+fn everywhere(root: &Path, state: &str) -> Output {
+    let mut command = Command::new(root.join("usr/bin/gc-everywhere"));
+    let command = command.arg(state).env("DESTDIR", root);
+    command.output().expect("the command runs")
+}
+
 #[track_caller]
 fn ok(command: &mut Command) -> Output {
     let output = command.output().expect("the command runs");
@@ -135,13 +143,34 @@ fn other_entries_of_ld_so_preload_are_kept() {
     fs::create_dir(root.join("etc")).expect("a directory");
     fs::write(root.join("etc/ld.so.preload"), "/usr/lib/libother.so\n").expect("a file");
 
+    staged(root, &[]);
     for _ in 0..2 {
-        staged(root, &["--everywhere"]);
+        assert!(everywhere(root, "on").status.success());
         assert_eq!(preloaded(root), format!("/usr/lib/libother.so\n{LIBRARY}\n"));
+        assert_eq!(everywhere(root, "status").stdout, b"on\n");
     }
+    for _ in 0..2 {
+        assert!(everywhere(root, "off").status.success());
+        assert_eq!(preloaded(root), "/usr/lib/libother.so\n");
+        assert_eq!(everywhere(root, "status").status.code(), Some(1));
+    }
+    assert!(everywhere(root, "on").status.success());
+    assert_eq!(everywhere(root, "sometimes").status.code(), Some(2));
     staged(root, &["--uninstall"]);
     assert_eq!(preloaded(root), "/usr/lib/libother.so\n");
     assert_eq!(files(root), BTreeSet::from([PathBuf::from("etc/ld.so.preload")]));
+}
+
+#[test]
+fn library_that_the_loader_rejects_is_not_named() {
+    let root = TempDir::new().expect("a directory");
+    let root = root.path();
+    staged(root, &[]);
+    fs::write(root.join("usr/lib/libgcgroup.so"), "no library").expect("a file");
+    let output = everywhere(root, "on");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(!output.stderr.is_empty());
+    assert!(!root.join("etc/ld.so.preload").exists());
 }
 
 #[test]
@@ -152,7 +181,8 @@ fn uninstall_removes_exactly_the_installed_files() {
     fs::create_dir_all(theirs.parent().expect("a directory")).expect("a directory");
     fs::write(&theirs, "").expect("a file");
 
-    staged(root, &["--everywhere"]);
+    staged(root, &[]);
+    assert!(everywhere(root, "on").status.success());
     assert_eq!(preloaded(root), format!("{LIBRARY}\n"));
     staged(root, &["--uninstall"]);
     assert_eq!(files(root), BTreeSet::from([PathBuf::from("usr/bin/theirs")]));
@@ -167,7 +197,6 @@ fn invalid_arguments_change_nothing() {
         &["--prefix", "/usr/a b"],
         &["--prefix", "/usr:/opt"],
         &["--prefix"],
-        &["--prefix", "/usr", "--everywhere", "--uninstall"],
         &["--prefix", "/usr", "--unknown"],
         &["/usr"],
     ] {
@@ -188,11 +217,11 @@ fn uninstall_works_without_the_built_tree_and_stops_the_service() {
     let tools = root.path().join("tools");
     fs::create_dir(&tools).expect("a directory");
     // Stands for the machine's service manager, which must not be touched.
-    let unit = prefix.join("lib/systemd/system/gcgroupfs.service");
+    let units = prefix.join("lib/systemd/system");
     let script = format!(
-        "#!/bin/sh\necho \"$@\" >> {}\necho FragmentPath={}\n",
+        "#!/bin/sh\necho \"$@\" >> {}\necho FragmentPath={}/$4\n",
         root.path().join("calls").display(),
-        unit.display()
+        units.display()
     );
     fs::write(tools.join("systemctl"), script).expect("a file");
     fs::set_permissions(tools.join("systemctl"), fs::Permissions::from_mode(0o755)).expect("a mode");
@@ -223,7 +252,9 @@ fn uninstall_works_without_the_built_tree_and_stops_the_service() {
         .env_remove("DESTDIR"));
     assert!(files(&prefix).is_empty(), "{:?}", files(&prefix));
     let calls = fs::read_to_string(root.path().join("calls")).expect("systemctl was called");
-    assert!(calls.contains("disable --now gcgroupfs.service"), "{calls}");
+    for unit in ["gcgroupfs.service", "gcgroup-exporter.service"] {
+        assert!(calls.contains(&format!("disable --now {unit}")), "{calls}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use support::{Mount, artifacts, c_program, copy_program};
 
 use crate::driver::{Dir, DriverShell};
 
-/// Shell script that preloads the library into every program, like `install.sh --everywhere`, with the daemon
+/// Shell script that preloads the library into every program, like `gc-everywhere on`, with the daemon
 /// at its default path, in a mount namespace of its own.
 const START: &str = r#"
 set -e

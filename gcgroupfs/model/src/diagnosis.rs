@@ -203,7 +203,7 @@ fn not_preloaded(observed: &Observed) -> Reason {
                    loader ignores LD_PRELOAD";
         return (
             why.to_owned(),
-            "install.sh --everywhere uses /etc/ld.so.preload, which holds for it too",
+            "gc-everywhere uses /etc/ld.so.preload, which holds for it too",
         );
     }
     if let Some(path) = observed.named.first() {
@@ -220,11 +220,11 @@ fn not_preloaded(observed: &Observed) -> Reason {
                  or a script",
                 word(comm)
             ),
-            "gcgroupfs run behind it (sudo gcgroupfs run -- COMMAND), or install.sh --everywhere",
+            "gcgroupfs run behind it (sudo gcgroupfs run -- COMMAND), or gc-everywhere on",
         ),
         None => (
             "the library was not preloaded: neither gcgroupfs run nor /etc/ld.so.preload".to_owned(),
-            "start it with gcgroupfs run, or install.sh --everywhere",
+            "start it with gcgroupfs run, or gc-everywhere on",
         ),
     }
 }

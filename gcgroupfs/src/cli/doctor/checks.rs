@@ -164,7 +164,7 @@ fn preload(machine: &Machine) -> Vec<Finding> {
     vec![match (missing, ours.as_slice()) {
         (Some(missing), _) => Finding::fail(
             format!("/etc/ld.so.preload names {missing}, which does not exist"),
-            "install.sh --everywhere, or remove the line",
+            "gc-everywhere on, or remove the line",
         ),
         (None, []) => Finding::ok("only programs started by gcgroupfs run are governed"),
         (None, [one]) => Finding::ok(format!(
@@ -286,7 +286,7 @@ fn unmanaged(machine: &Machine) -> Vec<Finding> {
         0 => vec![Finding::ok("every process with GPU memory is governed")],
         count => vec![Finding::warn(
             format!("{count} processes use a GPU without the library (file unmanaged)"),
-            "start them with gcgroupfs run, or install.sh --everywhere; static programs cannot be governed",
+            "start them with gcgroupfs run, or gc-everywhere on; static programs cannot be governed",
         )],
     }
 }
