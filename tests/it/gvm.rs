@@ -205,6 +205,11 @@ fn values_are_accepted_and_refused_as_by_gvm() {
         assert_eq!(view.write(file, b"90%"), invalid);
         assert_eq!(view.write(file, b"90\n"), Ok(()));
         assert_eq!(view.read(file), "90\n");
+        if file == "eviction.grace_period_ms" {
+            assert_eq!(mount.read("", "memory.notice.grace"), "90");
+            assert_eq!(view.write(file, b"5000"), Ok(()));
+            assert_eq!(view.read(file), "1000\n");
+        }
     }
 }
 

@@ -168,6 +168,8 @@ mod mig;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
+mod notices;
+#[cfg(test)]
 mod nvml;
 #[cfg(test)]
 mod odd_times;

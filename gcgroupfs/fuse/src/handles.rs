@@ -100,11 +100,16 @@ impl Handles {
         self.files.lock().open(file.opener.uid, 1, file).map(FileHandle)
     }
 
-    pub(super) fn close_file(&self, FileHandle(handle): FileHandle) {
-        let file = self.files.lock().close(handle);
-        if let (Some(polled), Some(pollers)) = (file.and_then(|file| file.polled), self.pollers.get()) {
+    /// Returns the inode if the file has been polled, and no other open file of it has.
+    pub(super) fn close_file(&self, FileHandle(handle): FileHandle) -> Option<INodeNo> {
+        let mut files = self.files.lock();
+        let OpenFile { ino, polled, .. } = files.close(handle)?;
+        let polled = polled?;
+        if let Some(pollers) = self.pollers.get() {
             pollers.remove(polled.to_le_bytes());
         }
+        let is_polled = |file: &OpenFile| file.ino == ino && file.polled.is_some();
+        (!files.iter().any(|(_, file)| is_polled(file))).then_some(ino)
     }
 
     /// Returns the opener of the file that `caller` uses.

@@ -161,7 +161,7 @@ impl Nodes {
             .union(PollEvents::POLLOUT)
             .union(PollEvents::POLLWRNORM);
         const CHANGED: PollEvents = PLAIN.union(PollEvents::POLLPRI).union(PollEvents::POLLERR);
-        let Ok(Node::File(_, file)) = self.node(ino) else {
+        let Ok(Node::File(directory, file)) = self.node(ino) else {
             return Ok(CHANGED);
         };
         if file.is_pressure() {
@@ -171,9 +171,10 @@ impl Nodes {
                 false => PLAIN,
             }));
         }
-        if !matches!(file.contents, Contents::Events(_)) {
+        if !matches!(file.contents, Contents::Events(_) | Contents::Polled(..)) {
             return Ok(PLAIN);
         }
+        file.set_polled(&self.tree, directory, true);
         let has_news = self.handles.wait(handle, ino, notifier);
         // The directory may have disappeared before the poller was registered.
         let has_news = has_news || self.node(ino).is_err();

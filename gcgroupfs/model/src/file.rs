@@ -103,6 +103,12 @@ impl On {
         group: true,
         device: false,
     };
+    pub const PROCESSES: Self = Self {
+        root: false,
+        process: true,
+        group: false,
+        device: true,
+    };
     pub const GOVERNED: Self = Self {
         root: false,
         process: true,
@@ -138,6 +144,8 @@ pub enum Contents {
     Asked(Asked),
     /// At most [`PAGE`] bytes, and poll(2) waits for changes. The function counts the changes.
     Events(fn(&View<'_>) -> Result<u64>),
+    /// As `Events`, and the second function is told whether there is a poller.
+    Polled(fn(&View<'_>) -> Result<u64>, fn(&View<'_>, bool)),
 }
 
 impl Contents {
@@ -223,7 +231,7 @@ impl ControlFile {
         }
         let show = |view: &View<'_>| Ok((self.io.show(view)?, self.count(view)?));
         match self.contents {
-            Contents::Events(_) => tree.view_events(directory, show),
+            Contents::Events(_) | Contents::Polled(..) => tree.view_events(directory, show),
             Contents::Page | Contents::List | Contents::Asked(_) => tree.view(directory, show),
         }
     }
@@ -267,7 +275,18 @@ impl ControlFile {
     fn count(&self, view: &View<'_>) -> Result<u64> {
         match self.contents {
             Contents::Page | Contents::List | Contents::Asked(_) => Ok(0),
-            Contents::Events(count) => count(view),
+            Contents::Events(count) | Contents::Polled(count, _) => count(view),
+        }
+    }
+
+    /// Notes whether the file has a poller.
+    pub fn set_polled(&self, tree: &Tree, directory: Directory, is_polled: bool) {
+        if let Contents::Polled(_, poll) = self.contents {
+            // A process that has ended has no use for it.
+            let _ = tree.view(directory, |view| {
+                poll(view, is_polled);
+                Ok(())
+            });
         }
     }
 

@@ -49,7 +49,8 @@ COMMAND finds GVM's files of both generations in /sys/kernel/debug/nvidia-uvm, i
 machine's debugfs is untouched. Without root it runs in a user namespace, in which programs such as sudo do not work. \
 The files are the daemon's in GVM's form: a GPU's directory is its index times 8 and there while the process has used the GPU, \
 no limit is 18446744073709551615, and values are accepted and refused as by GVM. memory.limit and memory.limit.high are \
-memory.limit; memory.limit.low and .min are memory.low and memory.min. Priority 16 is stored as 15. memory.watermark.* and eviction.* \
+memory.limit; memory.limit.low and .min are memory.low and memory.min. Priority 16 is stored as 15. eviction.grace_period_ms is \
+memory.notice.grace, at most 1000. memory.watermark.* and eviction.notify_throttle_ms \
 keep what is written, as long as the view lives, and have no effect. chmod and chown are accepted and change nothing: only \
 the calling user reaches the files, and writes what the daemon lets that user write.
 

@@ -82,7 +82,10 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub answers_claims: AtomicU32,
-    reserved_contexts: AtomicU32,
+    /// Time between the notice of a move for other processes and the move, microseconds; 0: none is given.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub notice_usec: AtomicU32,
     /// Nonzero: the hook's helper thread must make no driver calls, because the driver is about to lock the
     /// process, or has locked it. Each such order has another number.
     ///
@@ -94,7 +97,11 @@ pub struct Control {
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
     /// `Acquire` of `magic` pairs with.
     pub device_page: AtomicU64,
-    reserved: [AtomicU64; 19],
+    /// Until when notices have a reader, nanoseconds of `CLOCK_MONOTONIC`; without one none is given.
+    ///
+    /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
+    pub notice_until: AtomicU64,
+    reserved: [AtomicU64; 18],
     /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
     ///
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
@@ -138,9 +145,10 @@ const _: () = {
     assert!(offset_of!(Control, host_claimed) == 64);
     assert!(offset_of!(Control, host_answer) == 72);
     assert!(offset_of!(Control, answers_claims) == 76);
-    assert!(offset_of!(Control, reserved_contexts) == 80);
+    assert!(offset_of!(Control, notice_usec) == 80);
     assert!(offset_of!(Control, suspend_generation) == 84);
     assert!(offset_of!(Control, device_page) == 88);
+    assert!(offset_of!(Control, notice_until) == 96);
     assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

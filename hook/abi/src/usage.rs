@@ -170,7 +170,12 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): only shown, and a hint for donors.
     pub moving_in: AtomicU64,
-    reserved: [AtomicU64; 11],
+    /// When memory moves out for which the last notice was given (`notice_target`), nanoseconds of
+    /// `CLOCK_MONOTONIC`.
+    ///
+    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
+    pub notice_deadline: AtomicU64,
+    reserved: [AtomicU64; 10],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -306,6 +311,7 @@ const _: () = {
     assert!(offset_of!(Usage, uses_mps) == 108);
     assert!(offset_of!(Usage, nr_shared) == 112);
     assert!(offset_of!(Usage, moving_in) == 128);
+    assert!(offset_of!(Usage, notice_deadline) == 136);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -14,7 +14,8 @@ use gcgroup_abi::{Gate, NO_LIMIT, UsageDevice};
 
 use super::Swap;
 use super::account::limits;
-use super::block::Stays;
+use super::block::{Goal, Stays};
+use super::notice::{self, Notice};
 use super::settings::SwapSettings;
 use super::task::{Found, Look, Task, blocks, excess};
 use super::turn;
@@ -72,6 +73,7 @@ pub(super) struct Device {
     is_refused: bool,
     /// Size of the smallest block that the groups above have just not granted, bytes.
     not_granted: Option<u64>,
+    notice: Option<Notice>,
 }
 
 /// State of a device that is moved to another slot with it.
@@ -101,6 +103,7 @@ impl Device {
             has_asked: false,
             is_refused: false,
             not_granted: None,
+            notice: None,
         }
     }
 
@@ -140,6 +143,9 @@ impl Device {
             self.end(swap, index, usage, task);
         }
         (self.asked, self.gone) = (0, 0);
+        if let Some(usage) = swap.usage().devices.get(index) {
+            notice::end(&mut self.notice, usage);
+        }
         self.forgive();
         Carried {
             limits: self.limits,
@@ -193,7 +199,7 @@ impl Device {
     pub(super) fn is_at_ease(&self, swap: &Swap, index: usize, usage: &UsageDevice) -> bool {
         let is_all_in = usage.swap_current.load(Relaxed) == 0 && !swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
-        let is_at_rest = self.is_at_rest() && !self.is_kept;
+        let is_at_rest = self.is_at_rest() && !self.is_kept && self.notice.is_none();
         is_at_rest && is_all_in && is_heard && excess(swap, index) == 0
     }
 
@@ -259,6 +265,11 @@ impl Device {
             return self.rest(swap, index, settings, Some(left));
         }
         self.not_before = None;
+        if let Some(notice) = &mut self.notice {
+            let freed = notice.freed(usage).min(self.asked);
+            self.asked -= freed;
+            self.gone = self.gone.saturating_add(freed);
+        }
         let look = Look {
             swap,
             index,
@@ -267,7 +278,24 @@ impl Device {
             order: settings.order,
             not_granted: self.not_granted,
         };
-        let again = match look.task() {
+        let found = look.task();
+        // A move that the user has requested begins at once.
+        if let Found::Task(Task { to, .. }) = &found
+            && *to != Goal::Device
+            && (self.asked == 0 || self.is_lent)
+        {
+            let wanted = excess(swap, index).max(self.asked);
+            if let Some((wake, has_news)) = notice::wait(&mut self.notice, swap, usage, wanted) {
+                let wake = Some(wake);
+                return Step { wake, has_news };
+            }
+        } else if notice::end(&mut self.notice, usage) {
+            return Step {
+                has_news: true,
+                ..GO_ON
+            };
+        }
+        let again = match found {
             Found::Task(task) => {
                 self.phase = Phase::Preparing(task);
                 return GO_ON;

@@ -13,6 +13,7 @@
 //!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or from
 //!   memory made in advance (`prefill`). Then all submissions are held and the blocks are moved in one `run`,
 //!   or one by one (`relocate`). `turn`: the bound that the daemon sets where processes take turns.
+//!   `notice`: what the program is told before.
 #![doc = include_str!("swap.md")]
 
 mod account;
@@ -25,6 +26,7 @@ mod host;
 mod location;
 mod move_memory;
 pub mod mover;
+mod notice;
 mod peers;
 mod physical;
 mod piece;

@@ -6,6 +6,7 @@ use fuser::{FileHandle, INodeNo, PollNotifier};
 
 use super::Nodes;
 use gcgroupfs_model::error::Result;
+use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{Change, Trigger};
 
 impl Nodes {
@@ -36,7 +37,10 @@ impl Nodes {
     /// Closes an open file and ends its trigger.
     pub(in super::super) fn close(&self, handle: FileHandle) {
         self.triggers.remove(handle);
-        self.handles.close_file(handle);
+        let unpolled = self.handles.close_file(handle);
+        if let Some(Ok(Node::File(directory, file))) = unpolled.map(|ino| self.node(ino)) {
+            file.set_polled(&self.tree, directory, false);
+        }
     }
 
     /// Returns the time until triggers must be updated, if there are any.

@@ -3,7 +3,7 @@
 use gcgroup_abi::{Kind, Pressure};
 
 use crate::error::Result;
-use crate::file::Contents::{Events, Page};
+use crate::file::Contents::{Events, Page, Polled};
 use crate::file::{ControlFile, Io, Io::Read, Io::ReadWrite, Io::Write, On};
 use crate::text::{flat_keyed, value};
 use crate::tree::{
@@ -58,6 +58,32 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: Events(|view| Ok(view.nr_count_changes())),
         io: Read(events),
         doc: "Flat keys: @COUNTERS@. poll(2) reports each change.",
+    },
+    ControlFile {
+        name: "memory.notice",
+        on: On::PROCESSES,
+        contents: Polled(
+            |view| Ok(view.nr_notice_changes()),
+            |view, is_polled| view.poll_notices(is_polled),
+        ),
+        io: Read(|view| view.notice()),
+        doc: "One line. evict target=BYTES deadline_usec=N: so many bytes of the process move to the host in N \
+              microseconds, for processes of higher priority, in a memory turn or for a limit; what it frees until \
+              then does not move. Otherwise available BYTES: what it may take before a limit is reached or the GPU is \
+              full. poll(2) reports that a notice begins or ends. A process is given notice while a program polls the \
+              file, or has read it within the last 2 seconds; memory.reclaim and gcgroup.suspend give none. In the \
+              directory of the process the bytes of all its GPUs are added.",
+    },
+    ControlFile {
+        name: "memory.notice.grace",
+        on: On::ROOT,
+        contents: Page,
+        io: ReadWrite(
+            |view| Ok(value(view.notice_grace())),
+            |edit, text| edit.set_notice_grace(text),
+        ),
+        doc: "Milliseconds between a notice in memory.notice and the move, 0 to 1000; 0: no notice is given. Only root \
+              writes it; it is kept until the machine restarts.",
     },
     ControlFile {
         name: "memory.stat",

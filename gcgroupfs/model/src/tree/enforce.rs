@@ -114,6 +114,34 @@ pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: boo
     Some(control.reclaim_generation.fetch_add(1, Release).wrapping_add(1))
 }
 
+/// Tells a process how long to wait after a notice that has a reader, microseconds.
+pub(super) fn give_notice(process: &Process, usec: u32) {
+    process.control().notice_usec.store(usec, Relaxed);
+}
+
+/// Tells a process that its notices have a reader at least until then, `CLOCK_MONOTONIC` in nanoseconds.
+pub(super) fn read_notices(process: &Process, usec: u32, until: u64) {
+    give_notice(process, usec);
+    process.control().notice_until.fetch_max(until, Relaxed);
+}
+
+/// Tells a process until when its notices have a reader.
+pub(super) fn poll_notices(process: &Process, usec: u32, until: u64) {
+    give_notice(process, usec);
+    process.control().notice_until.store(until, Relaxed);
+}
+
+/// Returns for how long a process waits after a notice, microseconds; 0: its notices have no reader.
+pub(super) fn notice_usec(process: &Process, now: u64) -> u32 {
+    let control = process.control();
+    let is_read = control.notice_until.load(Relaxed) > now;
+    if is_read {
+        control.notice_usec.load(Relaxed)
+    } else {
+        0
+    }
+}
+
 /// Resets the peak of the process, or its peak on one device.
 pub(super) fn reset_peak(process: &Process, device: Option<usize>) {
     let control = process.control();

@@ -136,12 +136,24 @@ impl Process {
                     _ => {}
                 }
             }
+            let has_notice = self.notice_target(device, devices) > 0;
+            changes.any |= self.events.set_notice(at, has_notice);
             if self.events.set_counts(at, counts) {
                 changes.any = true;
                 changes.counts.push(at);
             }
         }
         changes
+    }
+
+    /// Returns the bytes that the process is told to free on a device, or on all, at most what they have.
+    pub(super) fn notice_target(&self, device: Option<usize>, devices: &Devices) -> u64 {
+        let slots = device.map_or(0..devices.len(), |device| device..device + 1);
+        let target = |slot: usize| {
+            let (usage, device) = (self.usage().device(slot)?, devices.get(slot)?);
+            Some(usage.notice_target(device.total))
+        };
+        slots.filter_map(target).fold(0, u64::saturating_add)
     }
 
     fn standing(&self, device: Option<usize>, devices: &Devices) -> Standing {

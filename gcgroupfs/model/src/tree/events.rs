@@ -11,6 +11,9 @@ struct EventState {
     /// Sum of all counts in `memory.events`, none of which ever falls.
     counts: u64,
     nr_counts: u64,
+    /// Whether `memory.notice` shows a notice.
+    has_notice: bool,
+    nr_notices: u64,
 }
 
 /// State shown by `gcgroup.events`.
@@ -63,6 +66,7 @@ impl Events {
         let begin = |before: &EventState| EventState {
             nr_standing: before.nr_standing + 1,
             nr_counts: before.nr_counts + 1,
+            nr_notices: before.nr_notices + 1,
             ..EventState::default()
         };
         Self(self.0.iter().map(begin).collect())
@@ -76,6 +80,11 @@ impl Events {
     /// Returns how often `memory.events` has changed.
     pub(super) fn nr_count_changes(&self, device: Option<usize>) -> u64 {
         self.at(device).nr_counts
+    }
+
+    /// Returns how often a notice in `memory.notice` has begun or ended.
+    pub(super) fn nr_notice_changes(&self, device: Option<usize>) -> u64 {
+        self.at(device).nr_notices
     }
 
     /// Returns whether it was frozen at the last check, by position.
@@ -105,6 +114,14 @@ impl Events {
         let changed = directory.counts != counts;
         directory.counts = counts;
         directory.nr_counts += u64::from(changed);
+        changed
+    }
+
+    pub(super) fn set_notice(&mut self, at: usize, has_notice: bool) -> bool {
+        let directory = self.at_mut(at);
+        let changed = directory.has_notice != has_notice;
+        directory.has_notice = has_notice;
+        directory.nr_notices += u64::from(changed);
         changed
     }
 

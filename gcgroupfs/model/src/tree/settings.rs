@@ -45,6 +45,9 @@ pub struct Settings {
     /// Set for the root only.
     #[serde(skip_serializing_if = "is_default")]
     policy: Option<&'static Policy>,
+    /// `memory.notice.grace`, for the root only.
+    #[serde(skip_serializing_if = "is_default")]
+    notice_grace: Option<u32>,
     /// Set for groups only.
     #[serde(skip_serializing_if = "is_default")]
     device_list: DeviceList,
@@ -295,6 +298,15 @@ impl Settings {
     /// Sets `compute.policy`; `None`: the one of the command line or the configuration.
     pub fn set_policy(&mut self, policy: Option<&'static Policy>) {
         self.policy = policy;
+    }
+
+    /// Returns `memory.notice.grace`, if it has been written.
+    pub fn notice_grace(&self) -> Option<u32> {
+        self.notice_grace
+    }
+
+    pub fn set_notice_grace(&mut self, msec: u32) {
+        self.notice_grace = Some(msec);
     }
 
     /// Returns `gcgroup.devices`; `None`: all devices.

@@ -130,6 +130,12 @@ impl<'a> Untrusted<'a> {
         self.usage.host_claim.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns when memory moves out for which the process says that it has given notice,
+    /// `CLOCK_MONOTONIC` in nanoseconds; every number is possible, and is only shown.
+    pub(super) fn notice_deadline(self) -> u64 {
+        self.usage.notice_deadline.load(Relaxed)
+    }
+
     /// Returns the bytes of the last allocation that a limit refused, at most 2^53; 0 if it is not reported.
     pub(super) fn refused_bytes(self) -> u64 {
         self.usage.refused_bytes.load(Relaxed).min(MOST)

@@ -303,6 +303,14 @@ impl<'a> View<'a> {
         }
     }
 
+    /// Returns how often a notice in `memory.notice` has begun or ended.
+    pub fn nr_notice_changes(&self) -> u64 {
+        match self.scope {
+            Scope::Process(process, device) => process.events.nr_notice_changes(device),
+            Scope::Root | Scope::Group(..) => 0,
+        }
+    }
+
     /// Returns whether there are processes here.
     pub fn is_populated(&self) -> bool {
         match self.scope {

@@ -63,7 +63,7 @@ use What::{Kept, Pids, Setting, Shown, Text};
 const ROOT_ROWS: &[Row] = &[
     row("memory.watermark.high", Kept(95)),
     row("memory.watermark.low", Kept(85)),
-    row("eviction.grace_period_ms", Kept(100)),
+    row("eviction.grace_period_ms", Setting(GRACE, Any)),
     row("eviction.notify_throttle_ms", Kept(1000)),
 ];
 
@@ -85,9 +85,11 @@ const MIN: &str = "memory.min";
 const LOW: &str = "memory.low";
 const LIMIT: &str = "memory.limit";
 const PRIORITY: &str = "compute.priority";
+const GRACE: &str = "memory.notice.grace";
 
-/// The greatest priority number of the daemon.
+/// The greatest priority number of the daemon, and its longest grace period.
 const LAST_PRIORITY: u64 = gcgroupfs_model::arbiter::MAX_PRIORITY as u64;
+const MOST_GRACE: u64 = gcgroupfs_model::tree::MOST_GRACE as u64;
 
 const fn row(name: &'static str, what: What) -> Row {
     Row { name, what }
@@ -100,6 +102,15 @@ impl Place {
             Self::Processes => PROCESSES_ROWS,
             Self::Process(_) => &[],
             Self::Device(..) => DEVICE_ROWS,
+        }
+    }
+
+    /// Returns the path of a file of the daemon.
+    fn path(self, file: &str) -> String {
+        match self {
+            Self::Root | Self::Processes => file.to_owned(),
+            Self::Process(pid) => format!("{pid}/{file}"),
+            Self::Device(pid, index) => format!("{pid}/{index}/{file}"),
         }
     }
 
@@ -186,12 +197,12 @@ impl Gvm {
         })
     }
 
-    /// Returns a file of the daemon in the directory of a process on a GPU.
-    fn get(&self, (pid, index): (u32, u8), file: &str) -> nix::Result<String> {
-        self.ask(|client| client.get(&format!("{pid}/{index}/{file}")))
+    /// Returns a file of the daemon.
+    fn get(&self, place: Place, file: &str) -> nix::Result<String> {
+        self.ask(|client| client.get(&place.path(file)))
     }
 
-    fn number(&self, place: (u32, u8), file: &str) -> nix::Result<u64> {
+    fn number(&self, place: Place, file: &str) -> nix::Result<u64> {
         number::shown(&self.get(place, file)?)
     }
 
@@ -202,7 +213,7 @@ impl Gvm {
     }
 
     /// Returns whether the process has used the GPU.
-    fn has_used(&self, place: (u32, u8)) -> nix::Result<bool> {
+    fn has_used(&self, place: Place) -> nix::Result<bool> {
         let used = |file| Ok(self.number(place, file)? > 0);
         Ok(used("memory.peak")? || used("memory.current")? || used("memory.swap.current")?)
     }
@@ -211,7 +222,7 @@ impl Gvm {
     fn devices(&self, pid: u32) -> nix::Result<Vec<u8>> {
         let mut found = Vec::new();
         for index in 0..u8::MAX / PER_GPU {
-            match self.has_used((pid, index)) {
+            match self.has_used(Place::Device(pid, index)) {
                 Ok(true) => found.push(index),
                 Ok(false) => {}
                 Err(Errno::ENOENT) => break,
@@ -221,7 +232,7 @@ impl Gvm {
         Ok(found)
     }
 
-    fn set(&self, place: (u32, u8), file: &str, accepted: Accepted, number: u64) -> nix::Result<()> {
+    fn set(&self, place: Place, file: &str, accepted: Accepted, number: u64) -> nix::Result<()> {
         let value = |of| {
             if of == file {
                 Ok(number)
@@ -237,14 +248,13 @@ impl Gvm {
         if !is_accepted {
             return Err(Errno::EINVAL);
         }
-        let number = if file == PRIORITY {
-            number.min(LAST_PRIORITY)
-        } else {
-            number
+        let number = match file {
+            PRIORITY => number.min(LAST_PRIORITY),
+            GRACE => number.min(MOST_GRACE),
+            _ => number,
         };
-        let (pid, index) = place;
         let value = number::written(number);
-        self.ask(|client| client.set(&format!("{pid}/{index}/{file}"), &value))
+        self.ask(|client| client.set(&place.path(file), &value))
     }
 }
 
@@ -280,7 +290,7 @@ impl View for Gvm {
             (Place::Process(pid), Some(number)) => {
                 let number = u8::try_from(number).map_err(|_| Errno::ENOENT)?;
                 let index = number / PER_GPU;
-                match number.is_multiple_of(PER_GPU) && self.has_used((pid, index))? {
+                match number.is_multiple_of(PER_GPU) && self.has_used(Place::Device(pid, index))? {
                     true => Ok(Place::Device(pid, index).number(None)),
                     false => Err(Errno::ENOENT),
                 }
@@ -322,10 +332,9 @@ impl View for Gvm {
                     "PID\n".to_owned() + &pids.iter().map(|pid| format!("{pid}\n")).collect::<String>()
                 );
             }
-            (Text(name), Place::Device(pid, index)) => return self.get((pid, index), name),
-            (Shown(name) | Setting(name, _), Place::Device(pid, index)) => self.number((pid, index), name)?,
+            (Text(name), place) => return self.get(place, name),
+            (Shown(name) | Setting(name, _), place) => self.number(place, name)?,
             (Kept(_), _) => *self.kept.lock().get(at).ok_or(Errno::ENOENT)?,
-            _ => return Err(Errno::ENOENT),
         };
         Ok(format!("{number}\n"))
     }
@@ -336,9 +345,7 @@ impl View for Gvm {
         let row = place.rows().get(at).ok_or(Errno::ENOENT)?;
         let number = number::parse(data)?;
         match (&row.what, place) {
-            (Setting(name, accepted), Place::Device(pid, index)) => {
-                self.set((pid, index), name, *accepted, number)
-            }
+            (Setting(name, accepted), place) => self.set(place, name, *accepted, number),
             (Kept(_), _) => {
                 *self.kept.lock().get_mut(at).ok_or(Errno::ENOENT)? = number;
                 Ok(())

@@ -86,7 +86,11 @@ pub struct UsageDevice {
     ///
     /// Ordering: `Relaxed` (hook adds and subtracts, daemon loads): one word, no other data depends on it.
     pub nr_unsized: AtomicU64,
-    reserved_entered: [AtomicU64; Submission::COUNT - 2],
+    /// Bytes that the process has to free before `notice_deadline` so that none of its memory moves out for
+    /// other processes; 0: no notice is in force.
+    ///
+    /// Ordering: `Relaxed` (hook stores, daemon loads): one word, no other data depends on it.
+    pub notice_target: AtomicU64,
     /// Submissions of threads without a slot, by [`Submission`] (read-modify-write).
     ///
     /// Ordering: `Relaxed` (hook adds, daemon loads), a count that no other data depends on.

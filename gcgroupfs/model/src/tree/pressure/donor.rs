@@ -137,11 +137,12 @@ impl State {
         let device = sight.device;
         let mut asked = Vec::new();
         for (one, bytes) in chosen {
-            let Some(process) = self.processes.get_mut(&one.id) else {
+            let grace = self.processes.get(&one.id).map(|process| self.grace_of(process));
+            let (Some(grace), Some(process)) = (grace, self.processes.get_mut(&one.id)) else {
                 break;
             };
             if let Some(generation) = enforce::reclaim(process, device, bytes, true) {
-                asked.push(Asked::new(process, (generation, bytes), sight));
+                asked.push(Asked::new(process, (generation, bytes), sight, grace));
             }
             if let Some(kept) = process.kept_mut(Some(device)) {
                 kept.nr_reclaim += 1;
@@ -165,12 +166,19 @@ pub(super) struct Asked {
     /// Set when the donor says that it has finished; `has_answered`: when it said so before NVML was asked.
     says_so: bool,
     has_answered: bool,
-    /// Time of the last delivery of a [`STEP`]th, or of the request, and what was delivered by then.
+    /// Time of the last delivery of a [`STEP`]th, or at which the donor begins to move, and what was
+    /// delivered by then.
     last: (Instant, u64),
 }
 
 impl Asked {
-    pub(super) fn new(process: &Process, (generation, bytes): (u32, u64), sight: &Sight) -> Self {
+    /// `grace`: the time that the donor has before it moves anything.
+    pub(super) fn new(
+        process: &Process,
+        (generation, bytes): (u32, u64),
+        sight: &Sight,
+        grace: Duration,
+    ) -> Self {
         Self {
             id: process.id,
             generation,
@@ -179,7 +187,7 @@ impl Asked {
             delivered: 0,
             says_so: false,
             has_answered: false,
-            last: (sight.at, 0),
+            last: (sight.at + grace, 0),
         }
     }
 

@@ -146,6 +146,11 @@ impl<'a> UntrustedDevice<'a> {
         self.usage.movable.load(Relaxed).min(most).min(MOST)
     }
 
+    /// Returns the bytes that the program is told to free, at most `most`; 0: none.
+    pub(in crate::tree) fn notice_target(self, most: u64) -> u64 {
+        self.usage.notice_target.load(Relaxed).min(most)
+    }
+
     /// Returns the number of the last request to swap out that was handled.
     pub(in crate::tree) fn reclaim_generation(self) -> u32 {
         self.usage.reclaim_generation.load(Acquire)
