@@ -154,8 +154,12 @@ if [ "$is_whole" = yes ]; then
     cp scripts/manual/*.1 "$dist/share/man/man1"
     mkdir -p "$dist/share/man/man8"
     cp scripts/manual/*.8 "$dist/share/man/man8"
-    for shell in bash zsh fish; do
-        $run "$dist/bin/gcgroupfs" completions "$shell" > "$dist/share/gcgroupfs.$shell"
+    for program in gcgroupfs gc-autopreempt gc-everywhere gc-preempt; do
+        for place in "bash bash-completion/completions/$program" "zsh zsh/site-functions/_$program" \
+            "fish fish/vendor_completions.d/$program.fish"; do
+            mkdir -p "$dist/share/$(dirname "${place#* }")"
+            $run "$dist/bin/gcgroupfs" completions "${place%% *}" "$program" > "$dist/share/${place#* }"
+        done
     done
 fi
 

@@ -57,7 +57,8 @@ manifest=$root$prefix/share/gcgroupfs/installed
 
 # files: prints FROM TO MODE lines; FROM in the tree, TO below the prefix.
 files() {
-    (cd "$built" && find share/man -type f ! -name gcgroup-simulator.1 2> /dev/null | sed 's/.*/& & 644/')
+    (cd "$built" && find share/man share/bash-completion share/zsh share/fish -type f \
+        ! -name gcgroup-simulator.1 2> /dev/null | sed 's/.*/& & 644/')
     cat <<'TABLE'
 install.sh share/gcgroupfs/install.sh 644
 lib/libgcgroup_hook.so lib/libgcgroup_hook.so 755
@@ -75,9 +76,6 @@ share/slurm/common.sh share/gcgroupfs/slurm/common.sh 644
 share/slurm/prolog share/gcgroupfs/slurm/prolog 755
 share/slurm/task-prolog share/gcgroupfs/slurm/task-prolog 755
 share/slurm/epilog share/gcgroupfs/slurm/epilog 755
-share/gcgroupfs.bash share/bash-completion/completions/gcgroupfs 644
-share/gcgroupfs.zsh share/zsh/site-functions/_gcgroupfs 644
-share/gcgroupfs.fish share/fish/vendor_completions.d/gcgroupfs.fish 644
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
 share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
 share/grafana.json share/doc/gcgroupfs/grafana.json 644

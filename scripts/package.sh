@@ -82,9 +82,8 @@ umask 022
 DESTDIR=$work/all "$dist/install.sh" --prefix /usr > /dev/null
 all=$work/all/usr
 rm "$all/share/gcgroupfs/install.sh" "$all/share/gcgroupfs/installed"
-mkdir -p "$all/share/zsh/vendor-completions" "$all/share/doc/gcgroupfs/examples"
-mv "$all/share/zsh/site-functions/_gcgroupfs" "$all/share/zsh/vendor-completions"
-rmdir "$all/share/zsh/site-functions"
+mkdir -p "$all/share/doc/gcgroupfs/examples"
+mv "$all/share/zsh/site-functions" "$all/share/zsh/vendor-completions"
 mv "$all/share/doc/gcgroupfs/gcgroupfs.toml" "$all/share/doc/gcgroupfs/examples"
 gzip -9n "$all"/share/man/man*/*
 mkdir -p "$work/all/lib/systemd" "$work/gcgroup-exporter/lib/systemd/system"

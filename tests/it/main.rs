@@ -23,6 +23,8 @@ mod clients;
 #[cfg(test)]
 mod commands;
 #[cfg(test)]
+mod completion;
+#[cfg(test)]
 mod configured_groups;
 #[cfg(test)]
 mod connections;

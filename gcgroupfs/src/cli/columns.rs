@@ -441,6 +441,12 @@ pub(super) fn column(name: &str) -> Result<&'static Column, String> {
     find(COLUMNS.iter().filter(|column| !column.help.is_empty()), name)
 }
 
+/// Returns the names of the columns of `ls`.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let columns = COLUMNS.iter().filter(|column| !column.help.is_empty());
+    columns.map(|column| column.name)
+}
+
 fn find(
     columns: impl Iterator<Item = &'static Column> + Clone,
     name: &str,

@@ -81,7 +81,7 @@ pub(super) struct Arguments {
     lease: LeaseOptions,
     /// Start in this group, as team/batch; it is made if it does not exist and you may make it. With --name
     /// or a limit, the job's group is made in it
-    #[arg(long, value_name = "PATH", value_parser = group)]
+    #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<String>,
     /// Name of the job's group, in place of job-PID
     #[arg(long, value_name = "NAME", value_parser = job_name)]

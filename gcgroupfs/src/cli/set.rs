@@ -28,6 +28,7 @@ pub(super) struct Set {
     #[arg(long, value_name = "SECONDS", requires = "wait", value_parser = seconds, default_value = "10")]
     timeout: Duration,
     /// As 1234/memory.limit or /gcgroup/1234/memory.limit
+    #[arg(value_name = "CONTROL-FILE")]
     path: String,
     /// Value as written with echo
     #[arg(allow_hyphen_values = true)]
