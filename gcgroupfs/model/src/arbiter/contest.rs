@@ -6,18 +6,18 @@
 //! so a group pays for what any of its processes has used.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::Settings;
-use super::parts::{Child, WHOLE, children, each_node, is_near, part_of, scaled};
-use super::place::Place;
+use super::parts::{WHOLE, is_near, part_of, scaled};
 use super::policy::Time;
 use super::settings::LONGEST_DEBT;
+use super::tree::{Node, Tree};
 
 /// Virtual times are compared in units of this many nanoseconds.
 const ROUNDING: u128 = 1000;
 
-/// A process or group among its siblings, as remembered from decision to decision.
+/// A competitor among its siblings, as remembered from decision to decision.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Standing {
     /// Nanoseconds of GPU time used, each divided by the part at that time.
@@ -27,35 +27,32 @@ pub(super) struct Standing {
     competes: bool,
     /// Whether it competed at the decision before.
     competed: bool,
+    /// Highest least virtual time of its children so far.
+    floor: u128,
 }
 
-/// Standings of the groups of a GPU's processes.
+/// Standings of the root (`None`) and of the groups of a GPU's processes.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
-    /// Highest least virtual time of the root's children so far.
-    floor: u128,
-    all: BTreeMap<u64, Group>,
-}
+pub(super) struct Groups(BTreeMap<Option<u64>, Group>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
     own: Standing,
-    /// Highest least virtual time of its children so far.
-    floor: u128,
     /// Since when it has no process on the GPU.
     empty_since: Option<Time>,
 }
 
-/// Processes that compete.
+/// The competitors at one decision. All lists are by node of the tree.
 #[derive(Debug)]
-pub(super) struct Divided {
-    pub(super) now: Time,
-    /// Their indices, from [`in_order`].
-    pub(super) order: Vec<usize>,
-    /// Parts of all processes.
-    pub(super) parts: Vec<u64>,
-    /// GPU time by which one may have had less than another of its bundle, nanoseconds.
-    pub(super) slack: u64,
+pub(super) struct Field<'a> {
+    tree: &'a Tree,
+    /// 0: no process below competes.
+    parts: Vec<u64>,
+    /// Part of each competing process below, if these are equal.
+    each: Vec<Option<u64>>,
+    standings: Vec<Standing>,
+    /// Children of each node, those of a bundle beside each other, and at last those that do not compete.
+    sorted: Vec<usize>,
 }
 
 /// A bundle on the way from the root to a class. The least has the next turn.
@@ -68,7 +65,7 @@ pub(super) struct Level {
     pub(super) virtual_time: u128,
     is_large: bool,
     pub(super) has_woken: bool,
-    /// Index of its first process, which tells bundles apart.
+    /// Its first node, which tells bundles apart.
     first: usize,
 }
 
@@ -84,7 +81,9 @@ pub(super) struct Class {
 
 impl Standing {
     fn charge(&mut self, nsec: u64) {
-        self.virtual_time = self.virtual_time.saturating_add(scaled(nsec, self.part));
+        if self.part > 0 {
+            self.virtual_time = self.virtual_time.saturating_add(scaled(nsec, self.part));
+        }
     }
 
     fn rest(&mut self) {
@@ -108,141 +107,192 @@ impl Standing {
 }
 
 impl Groups {
-    /// Charges a process and the groups that it is in with GPU time.
-    pub(super) fn charge(&mut self, place: &Place, leaf: &mut Standing, nsec: u64) {
-        leaf.charge(nsec);
-        for group in place.groups() {
-            if let Some(group) = self.all.get_mut(&group).filter(|group| group.own.part > 0) {
-                group.own.charge(nsec);
+    /// Returns the standings of all nodes; `of_process`: those of the processes.
+    pub(super) fn standings(&self, tree: &Tree, of_process: impl Fn(usize) -> Standing) -> Vec<Standing> {
+        let of_group = |id| self.0.get(&id).map_or(Standing::default(), |group| group.own);
+        let standing = |(_, node): (_, &Node)| node.leaf.map_or_else(|| of_group(node.group), &of_process);
+        tree.nodes().map(standing).collect()
+    }
+
+    /// Keeps the standings of all groups. A group whose processes end and start again still pays for what
+    /// they have used.
+    pub(super) fn keep(&mut self, now: Time, tree: &Tree, standings: &[Standing]) {
+        for group in self.0.values_mut() {
+            group.empty_since = group.empty_since.or(Some(now));
+        }
+        for (own, (_, node)) in standings.iter().zip(tree.nodes()) {
+            if node.leaf.is_none() {
+                let (own, empty_since) = (*own, None);
+                self.0.insert(node.group, Group { own, empty_since });
+            }
+        }
+        let is_kept = |since: Time| now < since.saturating_add(LONGEST_DEBT);
+        self.0.retain(|_, group| group.empty_since.is_none_or(is_kept));
+    }
+}
+
+impl<'a> Field<'a> {
+    /// Returns the field of competitors with these parts and standings.
+    pub(super) fn new(tree: &'a Tree, parts: Vec<u64>, standings: Vec<Standing>) -> Self {
+        let range = |process: usize| {
+            Some(parts[tree.leaf(process)])
+                .filter(|part| *part > 0)
+                .map(|part| (part, part))
+        };
+        let wider = |one: Option<(u64, u64)>, other: Option<(u64, u64)>| match (one, other) {
+            (Some((least, most)), Some((low, high))) => Some((least.min(low), most.max(high))),
+            _ => one.or(other),
+        };
+        let each = tree.joined(range, wider).into_iter();
+        let each = each.map(|range| {
+            range
+                .filter(|(least, most)| is_near(*least, *most))
+                .map(|(_, most)| most)
+        });
+        Self {
+            tree,
+            each: each.collect(),
+            parts,
+            standings,
+            sorted: tree.nodes().map(|(node, _)| node).collect(),
+        }
+    }
+
+    /// Returns the standings of all nodes.
+    pub(super) fn standings(&self) -> &[Standing] {
+        &self.standings
+    }
+
+    /// Charges a process and the groups that it is in with GPU time. Returns false if it has no part by which
+    /// to do so.
+    pub(super) fn charge(&mut self, process: usize, nsec: u64) -> bool {
+        let leaf = self.tree.leaf(process);
+        if self.standings[leaf].part == 0 {
+            return false;
+        }
+        for node in self.tree.up(leaf) {
+            self.standings[node].charge(nsec);
+        }
+        true
+    }
+
+    /// Returns whether two siblings are of a bundle.
+    fn is_alike(&self, one: usize, other: usize) -> bool {
+        let both = self.each[one].zip(self.each[other]);
+        both.is_some_and(|(one, other)| is_near(one, other))
+    }
+
+    /// Returns the children of a node that compete, by bundle.
+    fn bundles(&self, node: usize) -> impl Iterator<Item = &[usize]> {
+        let children = &self.sorted[self.tree[node].children.clone()];
+        let nr_competing = children.partition_point(|child| self.parts[*child] > 0);
+        children[..nr_competing].chunk_by(|one, other| self.is_alike(*one, *other))
+    }
+
+    /// Sets what each competitor competes for. A competitor that begins to compete, or has used less than it
+    /// could, is placed beside its siblings: unused time is not saved. `slack`: GPU time by which one may have
+    /// had less than another of its bundle, nanoseconds.
+    pub(super) fn settle(&mut self, slack: u64) {
+        self.standings.iter_mut().for_each(Standing::rest);
+        for (parent, node) in self.tree.parents().filter(|(parent, _)| self.parts[*parent] > 0) {
+            let children = node.children.clone();
+            let floor = self.standings[parent].floor;
+            for child in children.clone().filter(|child| self.parts[*child] > 0) {
+                self.standings[child].compete(self.parts[child], floor);
+            }
+            self.sorted[children.clone()].sort_by_key(|child| (self.parts[*child] == 0, self.each[*child]));
+            let known = |child: &usize| Some(self.standings[*child]).filter(|one| one.competed);
+            let time = |bundle: &[usize]| bundle.iter().filter_map(known).map(|one| one.virtual_time).max();
+            let floor = floor.max(self.bundles(parent).filter_map(time).min().unwrap_or(0));
+            for standing in self.standings[children].iter_mut().filter(|one| one.competes) {
+                let slack = if standing.competed {
+                    scaled(slack, standing.part)
+                } else {
+                    0
+                };
+                if standing.virtual_time < floor {
+                    standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
+                }
+            }
+            self.standings[parent].floor = floor;
+        }
+    }
+
+    /// Appends the competing processes below some siblings, those with the least virtual time first.
+    fn gather(&self, siblings: &[usize], to: &mut Vec<usize>) {
+        let mut siblings: Vec<usize> = siblings
+            .iter()
+            .copied()
+            .filter(|node| self.parts[*node] > 0)
+            .collect();
+        siblings.sort_by_key(|node| self.standings[*node].virtual_time);
+        for node in siblings {
+            match self.tree[node].leaf {
+                Some(leaf) => to.push(leaf),
+                None => self.gather(&self.sorted[self.tree[node].children.clone()], to),
             }
         }
     }
 
-    /// Sets what each competitor competes for. A competitor that begins to compete, or has used less than it
-    /// could, is placed beside its siblings: unused time is not saved. `leaves` are the standings of all
-    /// processes.
-    pub(super) fn settle(&mut self, places: &[Place], leaves: &mut [Standing], divided: &Divided) {
-        let Divided {
-            now,
-            order,
-            parts,
-            slack,
-        } = divided;
-        let here: BTreeSet<u64> = places.iter().flat_map(Place::groups).collect();
-        // A group whose processes end and start again still pays for what they have used.
-        self.all.retain(|id, group| {
-            let since = (!here.contains(id)).then(|| group.empty_since.unwrap_or(*now));
-            group.empty_since = since;
-            since.is_none_or(|since| *now < since.saturating_add(LONGEST_DEBT))
-        });
-        self.all.values_mut().for_each(|group| group.own.rest());
-        leaves.iter_mut().for_each(Standing::rest);
-        let all = &mut self.all;
-        let root = &mut self.floor;
-        each_node(places, order, (None, 0), &mut |parent, children| {
-            let floor = parent.map_or(*root, |id| all.entry(id).or_default().floor);
-            let mut least: Option<u128> = None;
-            for bundle in sorted(children, parts).chunk_by(is_alike) {
-                let mut most = None;
-                for (_, child) in bundle {
-                    let standing = child.standing(all, leaves);
-                    standing.compete(child.part(parts), floor);
-                    let known = standing.competed.then_some(standing.virtual_time);
-                    most = most.max(known);
-                }
-                least = [least, most].into_iter().flatten().min();
-            }
-            let floor = floor.max(least.unwrap_or(0));
-            for child in children {
-                let standing = child.standing(all, leaves);
-                if standing.virtual_time < floor {
-                    let slack = match standing.competed {
-                        true => scaled(*slack, standing.part),
-                        false => 0,
-                    };
-                    standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
-                }
-            }
-            match parent {
-                None => *root = floor,
-                Some(id) => all.entry(id).or_default().floor = floor,
-            }
-        });
-    }
-
-    /// Returns the virtual times of a process's groups from a level on, and its own.
-    fn virtual_times(&self, place: &Place, own: Standing, level: usize) -> impl Iterator<Item = u128> {
-        let groups = place.groups().skip(level).filter_map(|id| self.all.get(&id));
-        let groups = groups.map(|group| group.own.virtual_time);
-        groups.chain([own.virtual_time])
-    }
-
-    /// Returns the classes that compete, the one with the next turn first. Arguments as in
-    /// [`Self::settle`].
-    pub(super) fn classes(
-        &self,
-        places: &[Place],
-        order: &[usize],
-        leaves: &[Standing],
-        settings: &Settings,
-    ) -> Vec<Class> {
-        let parts: Vec<u64> = leaves.iter().map(|leaf| leaf.part).collect();
+    /// Returns the classes that compete, the one with the next turn first.
+    pub(super) fn classes(&self, settings: &Settings) -> Vec<Class> {
         let mut classes = Vec::new();
-        let mut left = vec![(order, 0, Vec::new())];
-        while let Some((order, depth, levels)) = left.pop() {
-            let children = children(places, order, depth);
-            let sorted = sorted(&children, &parts);
-            let is_one = sorted.chunk_by(is_alike).nth(1).is_none();
-            for bundle in sorted.chunk_by(is_alike) {
-                let is_uniform = bundle.iter().all(|(each, _)| each.is_some());
-                let children = || bundle.iter().map(|(_, child)| *child);
-                let mut below: Vec<usize> = children().flat_map(|child| child.leaves).copied().collect();
-                let times = |leaf: &usize| self.virtual_times(&places[*leaf], leaves[*leaf], depth);
-                below.sort_by(|one, other| times(one).cmp(times(other)));
-                let part = below
-                    .iter()
-                    .fold(0, |sum: u64, leaf| sum.saturating_add(parts[*leaf]));
-                let mut levels = levels.clone();
-                let first = below.first().copied().unwrap_or(0);
+        let mut left = vec![(0, Vec::new())];
+        while let Some((node, levels)) = left.pop() {
+            let is_one = self.bundles(node).nth(1).is_none();
+            for bundle in self.bundles(node) {
+                let is_uniform = bundle.iter().all(|child| self.each[*child].is_some());
+                let mut levels: Vec<Level> = levels.clone();
                 if !(is_one && is_uniform) {
-                    let standing = |child: &Child<'_>| match child.group {
-                        Some(id) => self.all.get(&id).map(|group| group.own),
-                        None => leaves.get(*child.leaves.first()?).copied(),
-                    };
-                    let standings = || children().filter_map(standing);
-                    // The maximum, so that a competitor that uses little of the common turns does not prolong
-                    // them for the others.
-                    let virtual_time = standings().map(|one| one.virtual_time).max().unwrap_or(0);
-                    // Without the rounding of divisions, so that the priority decides between equals.
-                    let virtual_time = virtual_time.saturating_add(ROUNDING / 2) / ROUNDING * ROUNDING;
-                    let is_large = part_of(settings.cycle, part) >= settings.window;
-                    let owed = if is_large {
-                        0
-                    } else {
-                        scaled(settings.window, part)
-                    };
-                    levels.push(Level {
-                        tag: virtual_time.saturating_add(owed),
-                        priority: children().map(|child| child.priority).min().unwrap_or(0),
-                        part: Reverse(part),
-                        virtual_time,
-                        is_large,
-                        has_woken: standings().any(|one| !one.competed),
-                        first,
-                    });
+                    levels.push(self.level(bundle, settings));
                 }
                 match bundle {
-                    [(_, child)] if !is_uniform => left.push((child.leaves, depth + 1, levels)),
-                    _ => classes.push(Class {
-                        leaves: below,
-                        part,
-                        levels,
-                    }),
+                    [child] if !is_uniform => left.push((*child, levels)),
+                    _ => {
+                        let mut leaves = Vec::new();
+                        self.gather(bundle, &mut leaves);
+                        classes.push(Class {
+                            leaves,
+                            part: self.part(bundle),
+                            levels,
+                        });
+                    }
                 }
             }
         }
         classes.sort_by(|one, other| one.levels.cmp(&other.levels));
         classes
+    }
+
+    fn part(&self, bundle: &[usize]) -> u64 {
+        let parts = bundle.iter().map(|child| self.parts[*child]);
+        parts.fold(0, u64::saturating_add)
+    }
+
+    fn level(&self, bundle: &[usize], settings: &Settings) -> Level {
+        let part = self.part(bundle);
+        let standings = || bundle.iter().map(|child| self.standings[*child]);
+        // The maximum, so that a competitor that uses little of the common turns does not prolong them for
+        // the others.
+        let virtual_time = standings().map(|one| one.virtual_time).max().unwrap_or(0);
+        // Without the rounding of divisions, so that the priority decides between equals.
+        let virtual_time = virtual_time.saturating_add(ROUNDING / 2) / ROUNDING * ROUNDING;
+        let is_large = part_of(settings.cycle, part) >= settings.window;
+        let owed = if is_large {
+            0
+        } else {
+            scaled(settings.window, part)
+        };
+        let priorities = bundle.iter().map(|child| self.tree[*child].priority);
+        Level {
+            tag: virtual_time.saturating_add(owed),
+            priority: priorities.min().unwrap_or(0),
+            part: Reverse(part),
+            virtual_time,
+            is_large,
+            has_woken: standings().any(|one| !one.competed),
+            first: bundle.iter().min().copied().unwrap_or(0),
+        }
     }
 }
 
@@ -267,32 +317,4 @@ impl Class {
         let mut levels = self.levels.iter().zip(&other.levels);
         levels.find(|(one, other)| one != other)
     }
-}
-
-impl Child<'_> {
-    fn standing<'a>(
-        &self,
-        groups: &'a mut BTreeMap<u64, Group>,
-        leaves: &'a mut [Standing],
-    ) -> &'a mut Standing {
-        match self.group {
-            Some(id) => &mut groups.entry(id).or_default().own,
-            None => &mut leaves[self.leaves[0]],
-        }
-    }
-}
-
-/// A child with the part of each process below it, if these are equal.
-type Uniform<'a, 'b> = (Option<u64>, &'b Child<'a>);
-
-/// Sorts children so that those of a bundle are neighbours, which [`is_alike`] tells: those below which all
-/// processes have the same part, and each other one by itself.
-fn sorted<'a, 'b>(children: &'b [Child<'a>], parts: &[u64]) -> Vec<Uniform<'a, 'b>> {
-    let mut sorted: Vec<Uniform<'a, 'b>> = children.iter().map(|child| (child.each(parts), child)).collect();
-    sorted.sort_by_key(|(each, _)| *each);
-    sorted
-}
-
-fn is_alike((one, _): &Uniform<'_, '_>, (other, _): &Uniform<'_, '_>) -> bool {
-    one.zip(*other).is_some_and(|(one, other)| is_near(one, other))
 }

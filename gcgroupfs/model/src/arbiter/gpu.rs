@@ -7,15 +7,16 @@ use std::collections::BTreeMap;
 use gcgroup_abi::Gate;
 
 use super::Settings;
-use super::contest::{Divided, Groups, Standing};
+use super::contest::{Field, Groups};
 use super::division::{Claim, divide};
 use super::member::{Member, Seen};
 use super::memory_turns::{Holder, Look, MemoryTurn, MemoryTurns};
-use super::parts::{in_order, is_near, only, parts, percent};
+use super::parts::{is_near, parts, percent};
 use super::place::Place;
 use super::plan::{Order, Plan, Quotas, Tick, Used};
 use super::policy::{Time, Weigh};
 use super::rank::{below, ranks};
+use super::tree::Tree;
 use super::turns::{Contest, Decision, Turns, View};
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
@@ -29,8 +30,8 @@ const SELDOM: u64 = 100_000_000;
 pub(super) struct Gpu<Id> {
     /// Processes of the last observation, sorted by id.
     members: Vec<(Id, Member)>,
-    /// Their indices in the order of the tree.
-    order: Vec<usize>,
+    /// Where they compete; `None`: they have changed since it was made.
+    tree: Option<Tree>,
     /// Processes that were seen before the last observation, and not in it.
     gone: Vec<Id>,
     turns: Turns,
@@ -46,7 +47,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     pub(super) fn new() -> Self {
         Self {
             members: Vec::new(),
-            order: Vec::new(),
+            tree: None,
             gone: Vec::new(),
             turns: Turns::default(),
             nr_classes: 0,
@@ -86,14 +87,14 @@ impl<Id: Copy + Ord> Gpu<Id> {
     fn meet(&mut self, now: Time, seen: &[Seen<Id>]) {
         let has_moved = |((_, member), one): (&(Id, Member), &Seen<Id>)| member.place != one.place;
         if self.members.iter().zip(seen).any(has_moved) {
-            self.order.clear();
+            self.tree = None;
         }
         let is_same = self.members.len() == seen.len()
             && self.members.iter().zip(seen).all(|((id, _), one)| *id == one.id);
         if is_same {
             return;
         }
-        self.order.clear();
+        self.tree = None;
         let known = std::mem::take(&mut self.members);
         let member = |one: &Seen<Id>| match known.binary_search_by_key(&one.id, |(id, _)| *id) {
             Ok(place) => known[place],
@@ -163,18 +164,17 @@ impl<Id: Copy + Ord> Gpu<Id> {
         } = *tick;
         self.judge(now, seen, quotas, settings);
         let memory_turn = self.take_memory_turns(tick, settings);
-        let places: Vec<Place> = seen.iter().map(|one| one.place).collect();
+        let tree = self.tree.take().unwrap_or_else(|| {
+            let places: Vec<Place> = seen.iter().map(|one| one.place).collect();
+            Tree::new(&places)
+        });
         let gap = |at: usize| {
             let (_, member) = &self.members[at];
             member.gap_until().filter(|_| !member.is_parked)
         };
-        if self.order.len() != places.len() {
-            self.order = in_order(&places);
-        }
-        let order = std::mem::take(&mut self.order);
-        let (ranks, is_uneven) = ranks(&places, &order, |at| !seen[at].is_frozen, gap);
-        self.crowd(tick, (&places, &order), is_uneven);
-        let decision = self.take_turns(now, (&places, &order), policy.weigh, settings);
+        let (ranks, is_uneven) = ranks(&tree, |at| !seen[at].is_frozen, gap);
+        self.crowd(tick, &tree, is_uneven);
+        let decision = self.take_turns(now, &tree, policy.weigh, settings);
 
         // What a process measures by itself need not be demanded of all.
         let is_asked = |one: &Seen<Id>| one.is_watched && !(settings.measures != 0 && one.is_measuring);
@@ -183,8 +183,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let ends_soon =
             decision.takes_turns && decision.next.is_some_and(|next| next <= now + wide(settings));
         let nr_busy = seen.iter().filter(|one| one.is_busy).count();
-        let running: Vec<bool> = self.members().map(|member| member.has_turn).collect();
-        let below = below(&places, &order, &running);
+        let below = below(&tree, |at| self.members[at].1.has_turn);
         let mut orders = Vec::with_capacity(seen.len());
         let each = self
             .members
@@ -228,7 +227,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 is_shared: nr_busy > usize::from(one.is_busy),
             });
         }
-        self.order = order;
+        self.tree = Some(tree);
         let waits = self.members().any(Member::waits);
         for (order, member) in orders.iter_mut().zip(self.members()) {
             order.wants_end = waits && member.is_busy && !member.is_held;
@@ -307,25 +306,15 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Decides which class has the turn.
-    fn take_turns(
-        &mut self,
-        now: Time,
-        (places, order): (&[Place], &[usize]),
-        weigh: Weigh,
-        settings: &Settings,
-    ) -> Decision {
-        let order = only(order, |at| self.members[at].1.competes());
-        let divided = Divided {
-            now,
-            parts: parts(places, &order, weigh),
-            order,
-            slack: settings.cycle / 2,
-        };
-        let mut standings: Vec<Standing> = self.members().map(|member| member.standing).collect();
-        self.pay(&mut standings);
-        self.groups.settle(places, &mut standings, &divided);
-        self.pay(&mut standings);
-        let classes = self.groups.classes(places, &divided.order, &standings, settings);
+    fn take_turns(&mut self, now: Time, tree: &Tree, weigh: Weigh, settings: &Settings) -> Decision {
+        let parts = parts(tree, |at| self.members[at].1.competes(), weigh);
+        let standings = self.groups.standings(tree, |at| self.members[at].1.standing);
+        let mut field = Field::new(tree, parts, standings);
+        self.pay(&mut field);
+        field.settle(settings.cycle / 2);
+        self.pay(&mut field);
+        let classes = field.classes(settings);
+        self.groups.keep(now, tree, field.standings());
         let views: Vec<View> = self.members().map(view).collect();
         let contest = Contest {
             classes: &classes,
@@ -334,6 +323,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         };
         let decision = contest.decide(now, self.turns);
         (self.turns, self.nr_classes) = (decision.turns, classes.len());
+        let standings = tree.of_processes(field.standings());
         for ((_, member), standing) in self.members.iter_mut().zip(standings) {
             member.standing = standing;
             (member.class, member.has_extra) = (None, false);
@@ -353,21 +343,20 @@ impl<Id: Copy + Ord> Gpu<Id> {
         decision
     }
 
-    /// Charges GPU time to the standings that have a part by which to do so.
-    fn pay(&mut self, standings: &mut [Standing]) {
-        let each = self.members.iter_mut().zip(standings);
-        let is_due = |member: &Member, standing: &Standing| member.unpaid > 0 && standing.part > 0;
-        for ((_, member), standing) in each.filter(|((_, member), standing)| is_due(member, standing)) {
-            let nsec = std::mem::take(&mut member.unpaid);
-            self.groups.charge(&member.place, standing, nsec);
+    /// Charges GPU time to the competitors that have a part by which to do so.
+    fn pay(&mut self, field: &mut Field<'_>) {
+        for (at, (_, member)) in self.members.iter_mut().enumerate() {
+            if member.unpaid > 0 && field.charge(at, member.unpaid) {
+                member.unpaid = 0;
+            }
         }
     }
 
     /// Determines the part of each process if all that have lately had work compete, and whether others then
     /// have a larger one, so that what it has queued delays them.
-    fn crowd(&mut self, tick: &Tick<'_, Id>, (places, order): (&[Place], &[usize]), is_uneven: bool) {
+    fn crowd(&mut self, tick: &Tick<'_, Id>, tree: &Tree, is_uneven: bool) {
         let is_recent = |at: usize| self.members[at].1.is_recent(tick.now, &tick.seen[at]);
-        let fair = parts(places, &only(order, is_recent), tick.policy.weigh);
+        let fair = tree.of_processes(&parts(tree, is_recent, tick.policy.weigh));
         let most = fair.iter().max().copied().unwrap_or(0);
         for ((_, member), fair) in self.members.iter_mut().zip(fair) {
             member.fair = fair;

@@ -18,9 +18,10 @@ use gcgroup_abi::NO_LIMIT;
 
 use self::account::Account;
 use self::moved::{Moved, quantum};
-use super::parts::{in_order, parts};
+use super::parts::parts;
 use super::place::Place;
 use super::policy::Time;
+use super::tree::Tree;
 
 pub use self::news::MemoryNews;
 pub(super) use self::share::{Holder, Look};
@@ -236,7 +237,8 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
     fn choose(&mut self, look: &Look<'_, Id>, active: &mut [Holder<Id>]) -> Option<Id> {
         let Look { now, settings, .. } = *look;
         let places: Vec<Place> = active.iter().map(|one| one.place).collect();
-        let parts = parts(&places, &in_order(&places), look.weigh);
+        let tree = Tree::new(&places);
+        let parts = tree.of_processes(&parts(&tree, |_| true, look.weigh));
         let most = parts.iter().max().copied().unwrap_or(0);
         let part: BTreeMap<Id, u64> = active.iter().map(|one| one.id).zip(parts).collect();
         let owner = self.turn.as_ref().map(|turn| turn.owner);

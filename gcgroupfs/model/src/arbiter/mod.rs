@@ -33,6 +33,7 @@ mod quota;
 mod rank;
 mod settings;
 mod state;
+mod tree;
 mod turns;
 
 #[cfg(test)]

@@ -3,22 +3,13 @@
 
 use super::place::Place;
 use super::policy::{Policy, Weigh};
+use super::tree::Tree;
 
 /// The part that is all of the GPU.
 pub(super) const WHOLE: u64 = 1 << 62;
 
 /// Parts that differ by less than one in so many count as equal.
 const PRECISION: u64 = 1024;
-
-/// A child of a node, with the processes below it.
-#[derive(Debug)]
-pub(super) struct Child<'a> {
-    /// Their indices in the list of all processes.
-    pub(super) leaves: &'a [usize],
-    pub(super) priority: u32,
-    /// `None`: it is a process.
-    pub(super) group: Option<u64>,
-}
 
 /// Returns GPU time in virtual time.
 pub(super) fn scaled(nsec: u64, part: u64) -> u128 {
@@ -42,95 +33,27 @@ pub(super) fn percent(part: u64) -> u64 {
     (part_of(1000, part) + 5) / 10
 }
 
-impl Child<'_> {
-    pub(super) fn part(&self, parts: &[u64]) -> u64 {
-        self.leaves
-            .iter()
-            .fold(0, |sum, leaf| sum.saturating_add(parts[*leaf]))
-    }
-
-    /// Returns the part of each process below if these are equal.
-    pub(super) fn each(&self, parts: &[u64]) -> Option<u64> {
-        let each = self.leaves.iter().map(|leaf| parts[*leaf]);
-        let wider = |(least, most): (u64, u64), part: u64| (least.min(part), most.max(part));
-        let (least, most) = each.fold((u64::MAX, 0), wider);
-        is_near(least, most).then_some(most)
-    }
-}
-
 /// Returns whether two parts count as equal.
 pub(super) fn is_near(one: u64, other: u64) -> bool {
     one.abs_diff(other) <= one.max(other) / PRECISION
 }
 
-/// Returns the indices of the processes in the order of the tree, and of their priority among siblings.
-pub(super) fn in_order(places: &[Place]) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..places.len()).collect();
-    order.sort_by(|one, other| places[*one].in_order(&places[*other]));
-    order
-}
-
-/// Returns the children on a level of a node with these processes, which are [`in_order`].
-pub(super) fn children<'a>(places: &[Place], leaves: &'a [usize], level: usize) -> Vec<Child<'a>> {
-    let at = |leaf: &usize| places[*leaf].at(level);
-    let is_same = |one: &usize, other: &usize| at(one).0.is_some() && at(one).0 == at(other).0;
-    let runs = leaves.chunk_by(is_same);
-    let child = |leaves: &'a [usize]| {
-        let (group, priority) = at(leaves.first()?);
-        Some(Child {
-            leaves,
-            priority,
-            group,
-        })
-    };
-    let mut children = Vec::with_capacity(leaves.len());
-    children.extend(runs.filter_map(child));
-    children
-}
-
-/// Calls `visit` for a node and all below with their groups (`None` for the root) and children. `at` is the
-/// group and the level of its children.
-pub(super) fn each_node<'a>(
-    places: &[Place],
-    leaves: &'a [usize],
-    at: (Option<u64>, usize),
-    visit: &mut impl FnMut(Option<u64>, &[Child<'a>]),
-) {
-    let (group, level) = at;
-    let children = children(places, leaves, level);
-    visit(group, &children);
-    for child in children.iter().filter(|child| child.group.is_some()) {
-        each_node(places, child.leaves, (child.group, level + 1), visit);
-    }
-}
-
-/// Returns those of the processes in an order for which `is_in` holds.
-pub(super) fn only(order: &[usize], is_in: impl Fn(usize) -> bool) -> Vec<usize> {
-    order.iter().copied().filter(|leaf| is_in(*leaf)).collect()
-}
-
-/// Returns the part of each process; 0 for those not in `order`, which is [`in_order`].
-pub(super) fn parts(places: &[Place], order: &[usize], weigh: Weigh) -> Vec<u64> {
-    let mut parts = vec![0; places.len()];
-    for leaf in order {
-        parts[*leaf] = WHOLE;
-    }
-    each_node(places, order, (None, 0), &mut |_, children| {
-        let best = children.iter().map(|child| child.priority).min().unwrap_or(0);
-        let weight = |child: &Child<'_>| u128::from(weigh(child.priority - best));
+/// Returns the part of each node if the processes for which `is_in` holds compete; 0 where none does.
+pub(super) fn parts(tree: &Tree, is_in: impl Fn(usize) -> bool, weigh: Weigh) -> Vec<u64> {
+    let mut parts = tree.joined(|process| if is_in(process) { WHOLE } else { 0 }, u64::max);
+    for (parent, node) in tree.parents() {
+        let of_parent = parts[parent];
+        let compete = |child: &usize| parts[*child] > 0;
+        let children: Vec<usize> = node.children.clone().filter(compete).collect();
+        let priorities = children.iter().map(|child| tree[*child].priority);
+        let best = priorities.min().unwrap_or(0);
+        let weight = |child: &usize| u128::from(weigh(tree[*child].priority - best));
         let sum: u128 = children.iter().map(weight).sum();
         for child in children {
-            // Those below a child have equal parts so far.
-            let Some(first) = child.leaves.first() else {
-                continue;
-            };
-            let part = u128::from(parts[*first]) * weight(child) / sum.max(1);
-            let part = u64::try_from(part).unwrap_or(WHOLE).max(1);
-            for leaf in child.leaves {
-                parts[*leaf] = part;
-            }
+            let part = u128::from(of_parent) * weight(&child) / sum.max(1);
+            parts[child] = u64::try_from(part).unwrap_or(WHOLE).max(1);
         }
-    });
+    }
     parts
 }
 
@@ -147,18 +70,18 @@ pub struct Competitor {
 
 /// Returns the competitors on the way from the root to one of the processes with these places.
 pub fn competitors(places: &[Place], own: usize, policy: &Policy) -> Vec<Competitor> {
-    let order = in_order(places);
-    let parts = parts(places, &order, policy.weigh);
-    let mut way = Vec::new();
-    each_node(places, &order, (None, 0), &mut |_, children| {
-        let all: u64 = children.iter().map(|child| child.part(&parts)).sum();
-        let child = children.iter().find(|child| child.leaves.contains(&own));
-        way.extend(child.map(|child| Competitor {
-            group: child.group,
-            priority: child.priority,
-            percent: percent(ratio(child.part(&parts), all)),
-            nr_siblings: children.len() - 1,
-        }));
-    });
+    let tree = Tree::new(places);
+    let parts = parts(&tree, |_| true, policy.weigh);
+    let competitor = |node: usize| {
+        let parent = tree[node].parent?;
+        Some(Competitor {
+            group: tree[node].group,
+            priority: tree[node].priority,
+            percent: percent(ratio(parts[node], parts[parent])),
+            nr_siblings: tree[parent].children.len() - 1,
+        })
+    };
+    let mut way: Vec<Competitor> = tree.up(tree.leaf(own)).filter_map(competitor).collect();
+    way.reverse();
     way
 }

@@ -10,6 +10,7 @@ use crate::arbiter::place::Place;
 use crate::arbiter::plan::{Plan, Tick};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::settings::Settings;
+use crate::arbiter::tree::Tree;
 
 pub(super) const USEC: u64 = 1_000;
 pub(super) const MSEC: u64 = 1_000_000;
@@ -112,8 +113,8 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
         if want != wanting {
             wanting = want;
             let places: Vec<Place> = players.iter().map(|player| player.place).collect();
-            let order = parts::only(&parts::in_order(&places), |at| wanting[at]);
-            all = parts::parts(&places, &order, policy.weigh);
+            let tree = Tree::new(&places);
+            all = tree.of_processes(&parts::parts(&tree, |at| wanting[at], policy.weigh));
         }
         for (ideal, part) in ideal.iter_mut().zip(&all) {
             *ideal += parts::part_of(passed, *part) as f64;

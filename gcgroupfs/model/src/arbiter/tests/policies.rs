@@ -1,10 +1,11 @@
 //! Tables of the decisions of each policy.
 
-use crate::arbiter::contest::{Class, Divided, Groups, Standing};
-use crate::arbiter::parts::{WHOLE, in_order, only, part_of, parts};
+use crate::arbiter::contest::{Class, Field, Standing};
+use crate::arbiter::parts::{WHOLE, part_of, parts};
 use crate::arbiter::place::{Place, Step};
 use crate::arbiter::policy::{Policy, STRICT, WEIGHTED};
 use crate::arbiter::settings::Settings;
+use crate::arbiter::tree::Tree;
 use crate::arbiter::turns::{Contest, Decision, Turns, View};
 
 const MSEC: u64 = 1_000_000;
@@ -53,24 +54,24 @@ fn runs(one: One) -> One {
 /// Returns the classes that compete.
 fn classes(policy: &Policy, ones: &[One], settings: &Settings) -> Vec<Class> {
     let places: Vec<Place> = ones.iter().map(|one| Place::new(&[], one.priority)).collect();
-    let all = in_order(&places);
-    let order = only(&all, |at| ones[at].is_busy);
-    let all = only(&all, |at| ones[at].was_busy);
-    let (mut groups, mut standings) = (Groups::default(), vec![Standing::default(); ones.len()]);
-    let parts = parts(&places, &order, policy.weigh);
-    let divided = |order: Vec<usize>| Divided {
-        now: 0,
-        order,
-        parts: parts.clone(),
-        slack: 0,
-    };
-    groups.settle(&places, &mut standings, &divided(all));
-    for (at, one) in ones.iter().enumerate().filter(|(_, one)| one.is_busy) {
-        standings[at].part = parts[at];
-        groups.charge(&places[at], &mut standings[at], one.had);
+    let tree = Tree::new(&places);
+    let parts = parts(&tree, |at| ones[at].is_busy, policy.weigh);
+    let mut before = parts.clone();
+    for (at, _) in ones.iter().enumerate().filter(|(_, one)| !one.was_busy) {
+        before[tree.leaf(at)] = 0;
     }
-    groups.settle(&places, &mut standings, &divided(order.clone()));
-    groups.classes(&places, &order, &standings, settings)
+    let mut before = Field::new(&tree, before, vec![Standing::default(); parts.len()]);
+    before.settle(0);
+    let mut standings = before.standings().to_vec();
+    for (standing, part) in standings.iter_mut().zip(&parts) {
+        standing.part = *part;
+    }
+    let mut field = Field::new(&tree, parts, standings);
+    for (at, one) in ones.iter().enumerate().filter(|(_, one)| one.is_busy) {
+        field.charge(at, one.had);
+    }
+    field.settle(0);
+    field.classes(settings)
 }
 
 fn decide(policy: &Policy, now: u64, ones: &[One], turns: Turns) -> (Vec<Class>, Decision) {
@@ -268,7 +269,8 @@ fn percent(policy: &Policy, places: &[(&[(u64, u32)], u32)]) -> Vec<u64> {
         Place::new(&steps, *priority)
     };
     let places: Vec<Place> = places.iter().map(place).collect();
-    let parts = parts(&places, &in_order(&places), policy.weigh);
+    let tree = Tree::new(&places);
+    let parts = tree.of_processes(&parts(&tree, |_| true, policy.weigh));
     assert!(parts.iter().all(|part| *part <= WHOLE));
     let percent = |part: &u64| (part_of(1000, *part) + 5) / 10;
     parts.iter().map(percent).collect()
