@@ -78,6 +78,26 @@ fn nested_groups_and_priorities_divide_what_their_parent_gets() {
 }
 
 #[test]
+fn quota_of_a_group_is_divided_as_the_gpu_on_each_level() {
+    let mount = Mount::new();
+    let direct = tenant(&mount, "outer", 1);
+    fs::create_dir(mount.path().join("outer/middle")).expect("root may create a group");
+    let one = tenant(&mount, "outer/middle/one", 1);
+    let two = tenant(&mount, "outer/middle/two", 2);
+    let beside = tenant(&mount, "beside", 1);
+    mount.write("outer", "compute.max", "40000 100000");
+    let middle: Vec<Governed> = one.into_iter().chain(two).collect();
+    wait_for_share(&mount, [&direct, &middle], 50);
+    wait_for_share(&mount, [&middle[..1], &middle[1..]], 50);
+    let all: Vec<Governed> = direct.into_iter().chain(middle).collect();
+    wait_for_share(&mount, [&beside, &all], 60);
+    // A quota within it bounds the lower level further.
+    mount.write("outer/middle", "compute.max", "10000 100000");
+    wait_for_share(&mount, [&all[..1], &all[1..]], 75);
+    wait_for_share(&mount, [&beside, &all], 60);
+}
+
+#[test]
 fn equal_groups_close_no_gate() {
     let mount = Mount::new();
     let tenants = ["one", "two"].map(|group| tenant(&mount, group, 1));
@@ -91,6 +111,39 @@ fn equal_groups_close_no_gate() {
     }
     let after = tenants.each_ref().map(|jobs| throttled(&jobs[0]));
     assert_eq!(before, after);
+}
+
+#[test]
+fn tenant_that_freezes_and_restarts_its_processes_gains_nothing() {
+    let mount = Mount::new();
+    let victim = tenant(&mount, "victim", 1);
+    let mut attackers = tenant(&mount, "attacker", 6);
+    let mut gone = 0;
+    let mut before = (used(&mount, &victim), used(&mount, &attackers));
+    let mut rounds = 0;
+    wait_until("the tenant has no more than its part", || {
+        // One after the other runs while the work of the others drains.
+        for at in 0..attackers.len() {
+            mount.write(attackers[at].pid(), "compute.freeze", "0");
+            let last = (at + attackers.len() - 1) % attackers.len();
+            mount.write(attackers[last].pid(), "compute.freeze", "1");
+        }
+        rounds += 1;
+        if rounds % 64 == 0 {
+            gone += used(&mount, &attackers[..1]);
+            drop(attackers.remove(0));
+            attackers.push(batch(&mount));
+            let pid = attackers[attackers.len() - 1].pid().to_string();
+            mount.write("attacker", "gcgroup.procs", &pid);
+        }
+        let now = (used(&mount, &victim), gone + used(&mount, &attackers));
+        let [one, other] = [now.0 - before.0, now.1.saturating_sub(before.1)];
+        if one + other < 1_000_000 {
+            return false;
+        }
+        before = now;
+        100 * one / (one + other) >= 44
+    });
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod conformance;
 mod debts;
 mod groups;
+mod hostile;
 mod jobs;
 mod memory;
 mod played;

@@ -1,0 +1,182 @@
+//! Attacks of a tenant: a group gets no more than its part of a GPU, whatever its processes do.
+
+use super::played::{MSEC, Played, SEC, USEC, play};
+use super::player::{Act, Player};
+use super::trees::Random;
+use crate::arbiter::place::Place;
+use crate::arbiter::policy::WEIGHTED;
+
+/// The group of the tenant that attacks, and the number of its processes.
+const ATTACKER: u64 = 2;
+const NUMBER: u64 = 16;
+
+/// Returns a process in groups of priority 8.
+fn within(groups: &[u64], priority: u32, kernel: u64) -> Player {
+    let groups: Vec<(u64, u32)> = groups.iter().map(|group| (*group, 8)).collect();
+    Player::new(8, kernel).within(&groups, priority)
+}
+
+fn place(groups: &[u64], priority: u32) -> Place {
+    within(groups, priority, MSEC).place
+}
+
+/// Returns the script of a process that starts with each period and ends after `life`.
+fn starts(first: u64, life: u64, period: u64) -> impl Iterator<Item = (u64, Act)> {
+    let begins = (0..2 * SEC / period).map(move |at| first + at * period);
+    begins.flat_map(move |at| [(at, Act::Start), (at + life, Act::End)])
+}
+
+/// Returns the script of a process that is frozen with each period for so long.
+fn freezes(first: u64, length: u64, period: u64) -> impl Iterator<Item = (u64, Act)> {
+    let begins = (0..2 * SEC / period).map(move |at| first + at * period);
+    begins.map(move |at| (at, Act::Freeze(at + length)))
+}
+
+/// An attack: its name, and its process of that number with kernels of that length.
+type Attack = (&'static str, fn(u64, u64) -> Player);
+
+const ATTACKS: &[Attack] = &[
+    ("many processes", |_, kernel| within(&[ATTACKER], 8, kernel)),
+    ("starts and ends", |at, kernel| {
+        let script = starts(at * 5 * MSEC, 60 * MSEC, 80 * MSEC);
+        within(&[ATTACKER], 8, kernel).script(script)
+    }),
+    ("freezes and thaws, one after the other", |at, kernel| {
+        let script = freezes(at * MSEC, 14 * MSEC, 16 * MSEC);
+        within(&[ATTACKER], 8, kernel).script(script)
+    }),
+    ("freezes and thaws at once", |_, kernel| {
+        within(&[ATTACKER], 8, kernel).script(freezes(0, 8 * MSEC, 16 * MSEC))
+    }),
+    ("quotas of processes that are used up", |_, kernel| {
+        within(&[ATTACKER], 8, kernel).quota(1000, 20_000)
+    }),
+    ("moves among groups that were empty", |at, kernel| {
+        let to = within(&[ATTACKER, 7], 8, kernel);
+        within(&[ATTACKER, 3 + at % 4], 8, kernel).commutes(3 * MSEC, &to)
+    }),
+    ("moves between two depths", |at, kernel| {
+        let to = within(&[ATTACKER], 8, kernel);
+        within(&[ATTACKER, 3], 8, kernel).commutes((7 + at) * MSEC, &to)
+    }),
+    ("nested groups", |at, kernel| {
+        let inner = (0..at.min(6)).map(|depth| 100 + depth);
+        let groups: Vec<u64> = [ATTACKER].into_iter().chain(inner).collect();
+        within(&groups, 8, kernel)
+    }),
+    ("priorities that change all the time", |at, kernel| {
+        let priority = |round: u64| u32::try_from((round + at) % 16).unwrap();
+        let act = move |round| Act::Move(place(&[ATTACKER], priority(round)));
+        let script = (0..1500).map(move |round| (round * 2 * MSEC, act(round)));
+        within(&[ATTACKER], 8, kernel).script(script)
+    }),
+    ("bursts after pauses of many lengths", |at, kernel| {
+        within(&[ATTACKER], 8, kernel).bursts(kernel.max(2 * MSEC), (20 + 3 * at) * MSEC)
+    }),
+];
+
+/// Returns what processes outside of the attacker's group, and those in it, have used, each over what they
+/// have in an ideal division.
+fn ratios(players: &[Player], played: &Played) -> [f64; 2] {
+    let mut sums = [[0.0; 2]; 2];
+    for (at, player) in players.iter().enumerate() {
+        let sums = &mut sums[usize::from(player.place.at(0).0 == Some(ATTACKER))];
+        sums[0] += played.used[at] as f64;
+        sums[1] += played.ideal[at];
+    }
+    sums.map(|[used, ideal]| used / ideal)
+}
+
+/// Returns what a busy process in a group of its own, and what these processes of another group have used,
+/// as [`ratios`].
+fn beside_a_busy_tenant(others: impl Iterator<Item = Player>) -> [f64; 2] {
+    let mut players = vec![within(&[1], 8, MSEC / 4)];
+    players.extend(others);
+    let played = play(WEIGHTED, &mut players, 2 * SEC);
+    ratios(&players, &played)
+}
+
+#[test]
+fn attacker_gains_nothing_from_a_busy_tenant() {
+    for (what, player) in ATTACKS {
+        for kernel in [MSEC / 4, 10 * MSEC] {
+            let [victim, attacker] = beside_a_busy_tenant((0..NUMBER).map(|at| player(at, kernel)));
+            let what = format!("{what}, kernels of {} us: {victim} {attacker}", kernel / USEC);
+            assert!(attacker < 1.15, "{what}");
+        }
+    }
+}
+
+#[test]
+fn honest_processes_of_short_life_have_their_groups_part() {
+    for (number, life, period) in [(1, 60, 80), (4, 60, 80), (4, 200, 1000), (16, 200, 1000)] {
+        for kernel in [MSEC / 4, 10 * MSEC] {
+            let lives = (0..number).map(|at| {
+                let script = starts(at * period * MSEC / number, life * MSEC, period * MSEC);
+                within(&[ATTACKER], 8, kernel).script(script)
+            });
+            let [victim, group] = beside_a_busy_tenant(lives);
+            let what = format!(
+                "{number} live {life} ms, kernels of {} us: {victim} {group}",
+                kernel / USEC
+            );
+            assert!((0.97..1.06).contains(&group), "{what}");
+        }
+    }
+}
+
+/// Returns a process of a tenant that starts, ends, moves, freezes and changes its priority at random.
+fn random(tenant: u64, random: &mut Random) -> Player {
+    let somewhere = |random: &mut Random| {
+        let depth = random.below(4);
+        let groups = (0..depth).map(|_| tenant * 10 + u64::from(random.below(4)));
+        let groups: Vec<u64> = [tenant].into_iter().chain(groups).collect();
+        place(&groups, 6 + random.below(5))
+    };
+    let msec = |random: &mut Random, most: u32| u64::from(1 + random.below(most)) * MSEC;
+    let (mut at, mut script) = (0, Vec::new());
+    let kernel = (MSEC / 4) << random.below(5);
+    let mut player = within(&[tenant], 8, kernel);
+    player.place = somewhere(random);
+    while at < 5 * SEC {
+        at += msec(random, 120);
+        match random.below(4) {
+            0 => script.push((at, Act::Move(somewhere(random)))),
+            1 => script.push((at, Act::Freeze(at + msec(random, 60)))),
+            2 => {
+                script.push((at, Act::End));
+                at += msec(random, 60);
+                script.push((at, Act::Start));
+            }
+            _ => {}
+        }
+    }
+    let player = player.script(script);
+    match random.below(2) {
+        0 => player,
+        _ => player.bursts(msec(random, 40), msec(random, 80)),
+    }
+}
+
+#[test]
+fn random_arrivals_and_moves_give_no_tenant_more_than_its_part() {
+    for seed in 1..=6 {
+        let mut numbers = Random(seed);
+        let mut players = Vec::new();
+        for tenant in 1..=3 {
+            let number = 1 + numbers.below(8);
+            players.extend((0..number).map(|_| random(tenant, &mut numbers)));
+        }
+        let tenants: Vec<Option<u64>> = players.iter().map(|player| player.place.at(0).0).collect();
+        let played = play(WEIGHTED, &mut players, 5 * SEC);
+        for tenant in 1..=3 {
+            let own = (0..players.len()).filter(|at| tenants[*at] == Some(tenant));
+            let (used, ideal) = own.fold((0.0, 0.0), |(used, ideal), at| {
+                (used + played.used[at] as f64, ideal + played.ideal[at])
+            });
+            // A kernel of 4 ms may have begun before each of the others' bursts.
+            let most = ideal * 1.1 + (100 * MSEC) as f64;
+            assert!(used < most, "{seed}, {tenant}: {used} instead of {ideal}");
+        }
+    }
+}
