@@ -200,6 +200,42 @@ fn higher_priority_has_the_turn_while_it_is_busy() {
 }
 
 #[test]
+fn nested_groups_have_turns_as_groups() {
+    let mount = mount();
+    let jobs = ["one", "two/inner/one", "two/inner/two"].map(|group| {
+        fs::create_dir_all(mount.path().join(group)).expect("root may create groups");
+        let job = Job::busy(&mount, 96 * MIB);
+        mount.write(group, "gcgroup.procs", &job.pid().to_string());
+        job
+    });
+    takes_turns(&mount, &jobs.each_ref(), 1);
+    let truth = mount.truth();
+    let had = || {
+        jobs.each_ref()
+            .map(|job| (truth.usage_usec(job.pid(), 0), job.nr_turns(&mount)))
+    };
+    let mut before = had();
+    wait_until("the shares are as expected", || {
+        let now = had();
+        if now
+            .iter()
+            .zip(&before)
+            .any(|((_, now), (_, before))| *now < before + 3)
+        {
+            return false;
+        }
+        let used = [0, 1, 2].map(|at| now[at].0 - before[at].0);
+        before = now;
+        let all = used.iter().sum::<u64>().max(1);
+        let percent = used.map(|used| 100 * used / all);
+        percent
+            .iter()
+            .zip([50, 25, 25])
+            .all(|(percent, expected)| percent.abs_diff(expected) <= 6)
+    });
+}
+
+#[test]
 fn frozen_and_stopped_processes_do_not_keep_the_turn() {
     let mount = mount();
     let (mut one, mut other) = (Job::busy(&mount, 96 * MIB), Job::busy(&mount, 96 * MIB));
