@@ -310,9 +310,12 @@ impl Duties for &'static Hook {
         vec![
             Box::new(move |_| drain.step(compute)),
             Box::new(move |_| progress.step(compute)),
-            Box::new(move |_| watch.step(compute)),
-            // After the watch, which ends a period when the gate opens.
-            Box::new(move |_| measure.step(compute)),
+            Box::new(move |_| {
+                let gates = compute.gates();
+                // The watch ends a period when the gate opens.
+                let watched = watch.step(compute, &gates);
+                watched.and(measure.step(compute, &gates))
+            }),
             Box::new(move |order| mover.step(hook.swap, order)),
             Box::new(move |_| settling.step(hook.memory)),
         ]

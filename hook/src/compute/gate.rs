@@ -26,7 +26,7 @@ use crate::driver::cuda::{CUresult, CUstream};
 use crate::driver::exit;
 use crate::driver::interpose::Next;
 use crate::driver::streams::{default_stream, is_capturing, stream};
-use crate::program::slot::Bound;
+use crate::program::slot::{Bound, Charge};
 use crate::program::window::Shape;
 use crate::shared::RECHECK;
 use crate::shared::stall::Stalled;
@@ -68,7 +68,7 @@ pub(crate) fn admit(
         credit: false,
         timeouts: 0,
         waited: 0,
-        unknown: None,
+        charge: Charge::Looks,
     };
     passing.enter(call);
     passing.sample(call.stream());
@@ -117,7 +117,7 @@ pub(crate) fn submit(
         credit: false,
         timeouts: 0,
         waited: 0,
-        unknown: None,
+        charge: Charge::Looks,
     };
     passing.enter(Call::Handled(stream, devices));
     compute.graph_devices.launch(devices, || {
@@ -149,8 +149,7 @@ struct Passing<'a> {
     /// Nanoseconds for which it has waited for admission, including waits interrupted by a change of the
     /// gate.
     waited: u64,
-    /// As in [`Sample`](crate::program::slot::Sample).
-    unknown: Option<u64>,
+    charge: Charge,
 }
 
 impl Passing<'_> {
@@ -251,7 +250,7 @@ impl Passing<'_> {
         };
         let is_known = !self.is_nested && !self.shape.overlaps() && self.compute.program.current().is_some();
         if is_known && !self.compute.program.contexts.captures.is_any() {
-            sampler.begin(self.compute.program, self.bound, self.shape, stream, self.unknown);
+            sampler.begin(self.compute.program, self.bound, self.shape, stream, self.charge);
         } else {
             sampler.skip();
         }

@@ -12,14 +12,14 @@
 //! would make streams wait for each other. With older drivers the time is measured by `watch`, while the
 //! daemon wants it.
 
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use gcgroup_abi::{Gate, MAX_DEVICES, UsageDevice};
 
-use super::Compute;
 use super::meter::{Meter, ring_if_wanted};
 use super::sample::Progress;
+use super::{Compute, Gates};
 use crate::driver::exit::in_driver;
 use crate::helper::Step;
 use crate::program::context::{Passed, PendingMarker, ask_all};
@@ -113,7 +113,7 @@ impl Measure {
     }
 
     /// Advances as far as possible without waiting.
-    pub(crate) fn step(&mut self, compute: &Compute) -> Step {
+    pub(crate) fn step(&mut self, compute: &Compute, gates: &Gates) -> Step {
         let now = sys::now();
         for failures in self.failures.iter_mut().filter(|failures| failures.until <= now) {
             failures.until = 0;
@@ -122,7 +122,7 @@ impl Measure {
         // The daemon asks to be rung when work begins only once it knows that this process tells.
         let has_news = compute.usage().measures_time.swap(can.into(), Relaxed) != u32::from(can);
         let mut wake = None;
-        for index in 0..MAX_DEVICES {
+        for (index, gate) in gates.iter().enumerate() {
             let (Some(control), Some(usage), Some(meter), Some(phase)) = (
                 compute.control().devices.get(index),
                 compute.usage().devices.get(index),
@@ -132,11 +132,11 @@ impl Measure {
                 continue;
             };
             let phase = std::mem::replace(phase, Phase::Off);
-            let is_open = Gate::from_word(control.gate.load(Acquire)) == Gate::Run;
+            let is_open = *gate == Gate::Run;
             let is_wanted = can && control.measures_time.load(Relaxed) != 0;
             let next = match is_wanted && is_open {
                 true => self.advance(compute, index, (meter, usage), phase),
-                false => stop(compute, index, meter, is_open, phase),
+                false => stop(compute, index, meter, is_open, phase, now),
             };
             let now = sys::now();
             let pause = match &next {
@@ -177,7 +177,7 @@ impl Measure {
                 return Phase::Busy(Looks::begin(usage.busy_since.load(Relaxed), now));
             }
             Phase::Off => {
-                compute.account(index, Progress::Elsewhere, 0);
+                compute.account(index, Progress::Some, 0);
                 arm(compute, index);
                 if slots.nr_entered(compute.session, index) == 0 {
                     return Phase::Armed(None);
@@ -349,7 +349,11 @@ fn send(compute: &Compute, index: usize, is_slow: bool) {
 }
 
 /// Ends measuring. If the gate is no longer open, `watch` goes on with the busy period.
-fn stop(compute: &Compute, index: usize, meter: &Meter, is_open: bool, phase: Phase) -> Phase {
+#[expect(clippy::too_many_arguments, reason = "one device")]
+fn stop(compute: &Compute, index: usize, meter: &Meter, is_open: bool, phase: Phase, now: u64) -> Phase {
+    if is_open && let Some(sampler) = compute.samplers.get(index) {
+        sampler.pause();
+    }
     match phase {
         Phase::Off => return Phase::Off,
         Phase::Armed(_) => {
@@ -360,8 +364,13 @@ fn stop(compute: &Compute, index: usize, meter: &Meter, is_open: bool, phase: Ph
             }
         }
         Phase::Busy(looks) => {
-            let round = looks.round.into_iter().flat_map(|round| round.markers);
-            round.for_each(PendingMarker::abandon);
+            if let Some(mut round) = looks.round {
+                if !is_open && in_driver(|| ask_all(&mut round.markers)) == Some(Passed::NotYet) {
+                    let since = now.saturating_sub(round.since.max(looks.last));
+                    compute.account(index, Progress::None, since);
+                }
+                round.markers.into_iter().for_each(PendingMarker::abandon);
+            }
         }
     }
     send(compute, index, false);

@@ -25,9 +25,9 @@ pub(crate) mod sample;
 pub mod wait;
 pub mod watch;
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
-use gcgroup_abi::{Control, MAX_DEVICES, Usage};
+use gcgroup_abi::{Control, Gate, MAX_DEVICES, Submission, Usage};
 
 use crate::driver::exit::in_driver;
 use crate::program::Program;
@@ -38,6 +38,9 @@ use graph_exec::ExecGraphs;
 use hold::{Holds, Scope};
 use meter::Meter;
 use sample::{Progress, Sampler, Seen};
+
+/// States of gates, by device.
+pub(crate) type Gates = [Gate; MAX_DEVICES];
 
 /// The process's submissions and what they depend on.
 #[derive(Debug)]
@@ -75,6 +78,13 @@ impl Compute {
         self.session.control()
     }
 
+    /// Returns the states of the gates. A round of the helper reads them once: where a gate has changed,
+    /// either `watch` or `measure` ends and the other begins.
+    pub(crate) fn gates(&self) -> Gates {
+        let devices = self.control().devices.each_ref();
+        devices.map(|device| Gate::from_word(device.gate.load(Acquire)))
+    }
+
     /// Evaluates samples of the device with that index, and publishes the GPU time of its submissions.
     /// `passed`: nanoseconds since the last look. Called in the helper.
     fn account(&self, index: usize, progress: Progress, passed: u64) {
@@ -87,14 +97,24 @@ impl Compute {
         };
         let is_shared = control.is_shared.load(Relaxed) != 0;
         let excess = in_driver(|| sampler.settle(is_shared)).unwrap_or(0);
+        let (sampling, entered) = self.to_charge(sampler, index);
         let more = sampler.advance(&Seen {
-            sampling: sampler.nr_pending(),
-            entered: self.program.slots.entered(self.session, index),
+            sampling,
+            entered,
             passed,
             progress,
             is_shared,
         });
         usage.submitted_nsec.fetch_add(more.wrapping_sub(excess), Relaxed);
+    }
+
+    /// Returns the number of samples that are not evaluated, and of submissions so far by kind, of those that
+    /// are charged at looks. The latter wraps.
+    fn to_charge(&self, sampler: &Sampler, index: usize) -> (usize, [u64; Submission::COUNT]) {
+        let (sampling, charged) = sampler.nr_pending();
+        let entered = self.program.slots.entered(self.session, index);
+        let rest = std::array::from_fn(|what| entered[what].wrapping_sub(charged[what]));
+        (sampling, rest)
     }
 
     /// Corrects the published GPU time of a device when all of its submissions of unknown cost have ended.

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::program::Program;
 use crate::program::context::{Context, Moment};
-use crate::program::slot::{Bound, Sample};
+use crate::program::slot::{Bound, Charge, Sample};
 use crate::program::window::Shape;
 use crate::sys;
 use costs::Costs;
@@ -42,7 +42,7 @@ struct Record {
     what: Submission,
     key: u64,
     host: Host,
-    unknown: Option<u64>,
+    charge: Charge,
 }
 
 /// The samples of one device.
@@ -52,6 +52,8 @@ pub(crate) struct Sampler {
     /// I.371), nanoseconds.
     due: AtomicU64,
     epoch: AtomicU32,
+    /// Submissions that their threads have charged, by kind.
+    charged: [AtomicU64; Submission::COUNT],
     unknown: Mutex<Unknown>,
     pending: Mutex<VecDeque<Record>>,
     /// Used by the helper alone, which calls the driver meanwhile.
@@ -91,6 +93,7 @@ impl Sampler {
         Self {
             due: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
+            charged: Default::default(),
             unknown: Mutex::default(),
             pending: Mutex::default(),
             timelines: Mutex::default(),
@@ -108,14 +111,21 @@ impl Sampler {
         self.epoch.fetch_add(1, Relaxed);
     }
 
-    /// Records that [`UNKNOWN_COST`] has been published for each of `count` submissions in flight at `now`.
-    pub(super) fn note_unknown(&self, now: u64, count: u64) {
+    /// Records that the calling thread charges its submission.
+    pub(super) fn note_charged(&self, what: Submission) {
+        if let Some(count) = self.charged.get(what as usize) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Records that [`UNKNOWN_COST`] has been published for a submission made at `now`.
+    pub(super) fn note_unknown(&self, now: u64) {
         let unknown = &mut *self.unknown.lock();
         if unknown.count == 0 {
             // Time up to the last correction has been charged.
             unknown.since = unknown.since.max(now);
         }
-        (unknown.count, unknown.noted) = (unknown.count + count, unknown.noted + count);
+        (unknown.count, unknown.noted) = (unknown.count + 1, unknown.noted + 1);
     }
 
     /// Returns how often a submission of unknown cost has been noted.
@@ -135,7 +145,7 @@ impl Sampler {
     }
 
     /// Begins a sample of the submission that the calling thread is about to make. Not to be called while any
-    /// stream of the process is being captured. `unknown`: as in [`Sample`].
+    /// stream of the process is being captured.
     #[expect(clippy::too_many_arguments, reason = "one submission")]
     pub(super) fn begin(
         &self,
@@ -143,7 +153,7 @@ impl Sampler {
         bound: Bound<'_>,
         shape: Shape,
         stream: usize,
-        unknown: Option<u64>,
+        charge: Charge,
     ) {
         let now = sys::now();
         let has_room = self.pending.lock().len() < MOST;
@@ -160,7 +170,7 @@ impl Sampler {
             stream,
             submitted,
             cost: submitted - now,
-            unknown,
+            charge,
         });
     }
 
@@ -194,7 +204,7 @@ impl Sampler {
                 after: late,
                 epoch: self.epoch.load(Relaxed),
             },
-            unknown: sample.unknown,
+            charge: sample.charge,
         });
     }
 
@@ -226,7 +236,7 @@ impl Sampler {
             let costs = &mut self.results.lock().costs;
             for run in runs.iter().flatten() {
                 costs.learn(run, is_shared);
-                if let Some(guess) = run.unknown
+                if let Charge::Unknown(guess) = run.charge
                     && self.unknown.lock().correct()
                 {
                     let cost = costs.of(run.what, run.key).unwrap_or(run.took);
@@ -236,9 +246,13 @@ impl Sampler {
         }
     }
 
-    /// Returns the number of samples that are not evaluated.
-    pub(super) fn nr_pending(&self) -> usize {
-        self.pending.lock().len()
+    /// Returns the number of samples that are charged at looks and not evaluated, and how many submissions
+    /// the threads have charged, by kind.
+    pub(super) fn nr_pending(&self) -> (usize, [u64; Submission::COUNT]) {
+        let pending = self.pending.lock();
+        let is_ours = |record: &&Record| record.charge == Charge::Looks;
+        let count = pending.iter().filter(is_ours).count();
+        (count, self.charged.each_ref().map(|count| count.load(Relaxed)))
     }
 
     /// Removes and returns the first records, all of this context, that have ended.
@@ -269,12 +283,12 @@ impl Sampler {
     /// Returns the nanoseconds by which the GPU time of all submissions has grown since the last call.
     pub(super) fn advance(&self, seen: &Seen) -> u64 {
         let results = &mut *self.results.lock();
-        let more = results.estimate.advance(seen, &results.costs);
-        let unknown = results.estimate.count(seen.progress != Progress::Elsewhere, seen);
-        if unknown > 0 {
-            self.note_unknown(sys::now(), unknown);
-        }
-        more + unknown * UNKNOWN_COST
+        results.estimate.advance(seen, &results.costs)
+    }
+
+    /// Leaves out submissions until the next [`Self::advance`].
+    pub(super) fn pause(&self) {
+        self.results.lock().estimate.pause();
     }
 }
 
@@ -301,7 +315,7 @@ mod tests {
             for _ in 0..20_000 {
                 let now = sys::now();
                 charged.fetch_add(UNKNOWN_COST, Relaxed);
-                sampler.note_unknown(now, 1);
+                sampler.note_unknown(now);
             }
             is_over.store(true, Relaxed);
         });

@@ -4,14 +4,14 @@
 //! was inside a submission when they were set, and none has submitted since. The end lies between two polls;
 //! the midpoint is used.
 
-use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Usage, UsageDevice};
+use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Submission, Usage, UsageDevice};
 
-use super::Compute;
 use super::meter::{Meter, Used, ring_if_wanted};
-use super::sample::{Progress, Sampler};
+use super::sample::Progress;
+use super::{Compute, Gates};
 use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
 use crate::driver::streams::PER_THREAD;
@@ -33,16 +33,16 @@ struct Round {
     again: Vec<Used>,
     /// When markers were last seen not to have passed, nanoseconds.
     last_look: u64,
-    /// Number of submissions of unknown cost that all end before the markers pass; `None`: threads were about
-    /// to submit some.
-    unknown: Option<u64>,
+    /// Number of submissions of unknown cost, and by kind of those that are charged at looks, that all end
+    /// before the markers pass; `None`: threads were about to submit some.
+    ended: Option<Submitted>,
 }
+
+type Submitted = (u64, [u64; Submission::COUNT]);
 
 #[derive(Debug, Default)]
 struct Device {
     is_tracked: bool,
-    /// Whether the GPU time of submissions is counted here, and not by the submitting threads.
-    counts: bool,
     round: Option<Round>,
 }
 
@@ -61,17 +61,17 @@ impl Watch {
     }
 
     /// Advances as far as possible without waiting.
-    pub(crate) fn step(&mut self, compute: &Compute) -> Step {
+    pub(crate) fn step(&mut self, compute: &Compute, gates: &Gates) -> Step {
         let mut is_busy = false;
         let (mut has_ended, mut has_news) = (false, false);
         let mut next = SELDOM;
         let blocks = compute.control().devices.iter().zip(&compute.usage().devices);
-        for (((control, usage), meter), (index, device)) in blocks
+        for ((((control, usage), meter), gate), (index, device)) in blocks
             .zip(&compute.meters)
+            .zip(gates)
             .zip(self.devices.iter_mut().enumerate())
         {
-            let gate = Gate::from_word(control.gate.load(Acquire));
-            let is_tracked = gate != Gate::Run;
+            let is_tracked = *gate != Gate::Run;
             if !is_tracked && !device.is_tracked {
                 continue;
             }
@@ -80,10 +80,6 @@ impl Watch {
                 continue;
             }
             let since = usage.busy_since.load(Relaxed);
-            device.counts = gate == Gate::Track;
-            if !device.counts {
-                compute.account(index, Progress::Elsewhere, 0);
-            }
             let works = device.advance(compute, index, meter, usage);
             is_busy |= works;
             let wants_end = control.wants_bell.load(Relaxed) & BELL_AT_END != 0;
@@ -132,12 +128,6 @@ impl Device {
         self.is_tracked = false;
     }
 
-    fn account(&self, compute: &Compute, index: usize, progress: Progress, passed: u64) {
-        if self.counts {
-            compute.account(index, progress, passed);
-        }
-    }
-
     /// Advances one device; returns whether it has work, and so must be polled again.
     fn advance(&mut self, compute: &Compute, index: usize, meter: &Meter, usage: &UsageDevice) -> bool {
         if !self.is_tracked {
@@ -148,11 +138,14 @@ impl Device {
                 self.is_tracked = false;
                 return true;
             };
-            if !round.markers.is_empty() {
+            if round.markers.is_empty() {
+                compute.account(index, round.progress(compute, index), 0);
+            } else {
                 if meter.begin(compute.usage(), index, now) {
                     // The next submission finds work already begun, and so does not ring.
                     ring_if_wanted(compute.session, index);
                 }
+                compute.account(index, Progress::Some, 0);
                 self.round = Some(round);
             }
         }
@@ -170,7 +163,7 @@ impl Device {
             Some(Passed::Yes) => {}
             Some(Passed::NotYet) => {
                 let since = std::mem::replace(&mut round.last_look, now);
-                self.account(compute, index, Progress::None, now.saturating_sub(since));
+                compute.account(index, Progress::None, now.saturating_sub(since));
                 return true;
             }
             Some(Passed::Lost) => {
@@ -183,23 +176,27 @@ impl Device {
         }
         let (end, again) = (round.end(now), std::mem::take(&mut round.again));
         let passed = now.saturating_sub(round.last_look);
-        let unknown = round.unknown;
+        let (progress, ended) = (round.progress(compute, index), round.ended);
         self.round = None;
-        self.account(compute, index, Progress::Some, passed);
+        compute.account(index, progress, passed);
         if !again.is_empty() {
             meter.put_back(&again);
             return true;
         }
-        if unknown == Some(nr_unknown(compute, index)) {
+        if ended.is_some_and(|(unknown, _)| unknown == submitted(compute, index).0) {
             compute.settle_unknown(index);
         }
         !meter.end(compute.usage(), index, end)
     }
 }
 
-/// Returns the number of submissions so far whose cost was unknown.
-fn nr_unknown(compute: &Compute, index: usize) -> u64 {
-    compute.samplers.get(index).map_or(0, Sampler::nr_noted)
+/// Returns the number of submissions so far whose cost was unknown, and by kind of those that are charged at
+/// looks.
+fn submitted(compute: &Compute, index: usize) -> Submitted {
+    let sampler = compute.samplers.get(index);
+    sampler.map_or_else(Default::default, |sampler| {
+        (sampler.nr_noted(), compute.to_charge(sampler, index).1)
+    })
 }
 
 /// Returns whether a thread is inside a submission, or was when the caller read what the thread has recorded.
@@ -212,10 +209,10 @@ fn is_any_inside(compute: &Compute, index: usize) -> bool {
 impl Round {
     /// Marks everything in flight; no markers remain if all has ended. `None` if it cannot be done now.
     fn of_everything(compute: &Compute, index: usize, now: u64) -> Option<Self> {
-        let unknown = nr_unknown(compute, index);
+        let ended = submitted(compute, index);
         let mut round = Self {
             last_look: now,
-            unknown: (!is_any_inside(compute, index)).then_some(unknown),
+            ended: (!is_any_inside(compute, index)).then_some(ended),
             ..Self::default()
         };
         let contexts = compute
@@ -239,7 +236,7 @@ impl Round {
 
     /// Sets markers on the streams used since the last round.
     fn begin(compute: &Compute, index: usize, meter: &Meter) -> Option<Self> {
-        let unknown = nr_unknown(compute, index);
+        let ended = submitted(compute, index);
         let used: Vec<Used> = meter
             .take()
             .into_iter()
@@ -248,7 +245,7 @@ impl Round {
         let is_any_inside = is_any_inside(compute, index);
         let mut round = Self {
             last_look: sys::now(),
-            unknown: Some(unknown),
+            ended: (!is_any_inside).then_some(ended),
             ..Self::default()
         };
         let is_set = compute.program.contexts.captures.unless_any(|| {
@@ -269,6 +266,14 @@ impl Round {
         meter.put_back(&round.again);
         round.markers.into_iter().for_each(PendingMarker::abandon);
         None
+    }
+
+    /// Returns the progress of submissions if all markers have passed.
+    fn progress(&self, compute: &Compute, index: usize) -> Progress {
+        match self.ended {
+            Some((_, ended)) if ended == submitted(compute, index).1 => Progress::Idle,
+            _ => Progress::Some,
+        }
     }
 
     /// Returns the estimated end of the last work, if the end was seen at `now`.
@@ -323,22 +328,26 @@ mod tests {
             .slots
             .of_test(compute.session, LocalDevice::of(0).unwrap(), OTHER_DEVICE);
         let mut watch = Watch::new();
-        assert_eq!(watch.step(compute), Step::default(), "the gate is open");
+        assert_eq!(
+            watch.step(compute, &compute.gates()),
+            Step::default(),
+            "the gate is open"
+        );
         control.devices[OTHER_DEVICE]
             .gate
             .store(Gate::Track as u32, Relaxed);
-        assert_eq!(watch.step(compute), Step::default());
+        assert_eq!(watch.step(compute, &compute.gates()), Step::default());
         slot.enter(Submission::Kernel);
-        compute.samplers[OTHER_DEVICE].note_unknown(sys::now(), 1);
+        compute.samplers[OTHER_DEVICE].note_unknown(sys::now());
         meter.note(compute.session, slot, 1);
         usage.submitted_nsec.store(UNKNOWN_COST + 7, Relaxed);
         for _ in 0..3 {
-            assert!(watch.step(compute).wake.is_some());
+            assert!(watch.step(compute, &compute.gates()).wake.is_some());
             assert!(usage.busy(u64::MAX).1);
         }
         assert!(usage.submitted_nsec.load(Relaxed) > UNKNOWN_COST);
         slot.uncount(Submission::Kernel);
-        while watch.step(compute).wake.is_some() {}
+        while watch.step(compute, &compute.gates()).wake.is_some() {}
         assert!(!usage.busy(u64::MAX).1);
         let (busy, told) = (usage.busy(u64::MAX).0, usage.submitted_nsec.load(Relaxed));
         assert!(
@@ -358,7 +367,7 @@ mod tests {
             device.gate.store(Gate::Track as u32, Relaxed);
             device.wants_bell.store(wants, Relaxed);
             let mut watch = Watch::new();
-            watch.step(compute);
+            watch.step(compute, &compute.gates());
             let slot =
                 compute
                     .program
@@ -367,7 +376,7 @@ mod tests {
             compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
             let mut has_news = false;
             loop {
-                let step = watch.step(compute);
+                let step = watch.step(compute, &compute.gates());
                 has_news |= step.has_news;
                 if step.wake.is_none() {
                     break;
@@ -386,7 +395,7 @@ mod tests {
         let gate = &control.devices[OTHER_DEVICE].gate;
         gate.store(Gate::Arbitrate as u32, Relaxed);
         let mut watch = Watch::new();
-        watch.step(compute);
+        watch.step(compute, &compute.gates());
         let slot = compute
             .program
             .slots
@@ -394,7 +403,7 @@ mod tests {
         slot.enter(Submission::Kernel);
         compute.meters[OTHER_DEVICE].note(compute.session, slot, 1);
         gate.store(Gate::Run as u32, Relaxed);
-        assert_eq!(watch.step(compute), Step::default());
+        assert_eq!(watch.step(compute, &compute.gates()), Step::default());
         assert!(!compute.usage().devices[OTHER_DEVICE].busy(u64::MAX).1);
     }
 }

@@ -60,6 +60,17 @@ impl SlotState {
     }
 }
 
+/// How the GPU time of a submission is published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Charge {
+    /// At the looks of the helper.
+    Looks,
+    /// At its gate, as what it is known to cost.
+    Known,
+    /// As these nanoseconds and [`UNKNOWN_COST`](gcgroup_abi::UNKNOWN_COST), which is corrected later.
+    Unknown(u64),
+}
+
 /// A submission in progress whose GPU time is being sampled.
 #[derive(Debug)]
 pub(crate) struct Sample {
@@ -69,9 +80,7 @@ pub(crate) struct Sample {
     /// When the start moment had been submitted, and what that took, nanoseconds.
     pub(crate) submitted: u64,
     pub(crate) cost: u64,
-    /// Nanoseconds published together with [`UNKNOWN_COST`](gcgroup_abi::UNKNOWN_COST), if the submission's
-    /// cost was unknown.
-    pub(crate) unknown: Option<u64>,
+    pub(crate) charge: Charge,
 }
 
 /// A slot on the heap, for threads that have none in the usage block.

@@ -9,6 +9,7 @@ use super::{MOST_TIMEOUTS, Passing};
 use crate::compute::meter::ring_if_wanted;
 use crate::compute::wait::{PATIENCE, Waiting, doze, nap};
 use crate::driver::exit;
+use crate::program::slot::Charge;
 use crate::program::window::{Admission, CHARGED, Window};
 use crate::shared::stall::Stalled;
 use crate::sys;
@@ -39,7 +40,7 @@ impl Passing<'_> {
     ) -> Option<u64> {
         let window = window(control);
         let captures = &self.compute.program.contexts.captures;
-        let mut unknown = None;
+        let mut charge = Charge::Looks;
         let left = self.with_window(|queue| {
             // A marker could become part of a graph. A capturing program does not keep a device busy for
             // long.
@@ -64,14 +65,20 @@ impl Passing<'_> {
                     let sampled = sampler.and_then(|sampler| sampler.cost(self.shape));
                     // The cost of a long submission is learned from the GPU time that is charged for it: it
                     // must not bound that.
-                    if sampled.is_none() && !(is_known && guess < CHARGED) {
-                        unknown = Some(guess);
-                    }
-                    let cost = sampled.unwrap_or(guess) + unknown.map_or(0, |_| UNKNOWN_COST);
+                    let is_unknown = sampled.is_none() && !(is_known && guess < CHARGED);
+                    charge = if is_unknown {
+                        Charge::Unknown(guess)
+                    } else {
+                        Charge::Known
+                    };
+                    let cost = sampled.unwrap_or(guess) + u64::from(is_unknown) * UNKNOWN_COST;
                     usage.submitted_nsec.fetch_add(cost, Relaxed);
-                    // Only after that may the helper subtract it again.
-                    if let Some(sampler) = sampler.filter(|_| unknown.is_some()) {
-                        sampler.note_unknown(now, 1);
+                    if let Some(sampler) = sampler {
+                        sampler.note_charged(self.shape.what);
+                        // Only after it is published may the helper subtract it again.
+                        if is_unknown {
+                            sampler.note_unknown(now);
+                        }
                     }
                     // Each thread knows its own queue only; the queues of several run at the same time.
                     usage.queued_until.store(now + queue.likely(now), Relaxed);
@@ -79,7 +86,7 @@ impl Passing<'_> {
                 }
             }
         });
-        self.unknown = unknown;
+        self.charge = charge;
         left
     }
 
@@ -188,7 +195,7 @@ mod tests {
             credit: false,
             timeouts: 0,
             waited: 0,
-            unknown: None,
+            charge: Charge::Looks,
         }
     }
 

@@ -28,7 +28,9 @@ fn is_armed(compute: &Compute) -> bool {
 
 /// Steps until the device is idle.
 fn settle(measure: &mut Measure, compute: &Compute) {
-    while measure.step(compute).wake.is_some() && !matches!(measure.phases[OTHER_DEVICE], Phase::Armed(_)) {}
+    while measure.step(compute, &compute.gates()).wake.is_some()
+        && !matches!(measure.phases[OTHER_DEVICE], Phase::Armed(_))
+    {}
 }
 
 #[test]
@@ -36,16 +38,23 @@ fn period_begins_with_a_submission_and_ends_after_it() {
     let (compute, _, slot) = measured();
     let mut measure = Measure::new();
     assert!(
-        measure.step(compute).has_news,
+        measure.step(compute, &compute.gates()).has_news,
         "the daemon learns that it measures"
     );
     assert!(is_armed(compute) && !is_busy(compute));
-    assert_eq!(measure.step(compute), Step::default(), "nothing to do while idle");
+    assert_eq!(
+        measure.step(compute, &compute.gates()),
+        Step::default(),
+        "nothing to do while idle"
+    );
     for _ in 0..2 {
         slot.enter(Submission::Kernel);
         compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
         for _ in 0..3 {
-            assert!(measure.step(compute).wake.is_some(), "a thread is inside");
+            assert!(
+                measure.step(compute, &compute.gates()).wake.is_some(),
+                "a thread is inside"
+            );
             assert!(is_busy(compute));
         }
         assert!(is_armed(compute), "submissions can be sampled");
@@ -59,11 +68,11 @@ fn period_begins_with_a_submission_and_ends_after_it() {
 fn nothing_is_marked_while_a_thread_is_inside() {
     let (compute, _, slot) = measured();
     let mut measure = Measure::new();
-    measure.step(compute);
+    measure.step(compute, &compute.gates());
     slot.enter(Submission::Graph);
     compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
     for _ in 0..3 {
-        measure.step(compute);
+        measure.step(compute, &compute.gates());
         let phase = &measure.phases[OTHER_DEVICE];
         assert!(matches!(phase, Phase::Busy(looks) if looks.round.is_none()));
     }
@@ -76,10 +85,10 @@ fn nothing_is_marked_while_a_thread_is_inside() {
 fn period_that_nobody_has_seen_begin_ends_with_measuring() {
     let (compute, control, slot) = measured();
     let mut measure = Measure::new();
-    measure.step(compute);
+    measure.step(compute, &compute.gates());
     compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
     control.devices[OTHER_DEVICE].measures_time.store(0, Relaxed);
-    measure.step(compute);
+    measure.step(compute, &compute.gates());
     assert!(!is_busy(compute) && !is_armed(compute));
 }
 
@@ -91,9 +100,9 @@ fn device_that_cannot_be_marked_is_left_for_a_while() {
         assert_eq!(compute.usage().measures_time.load(Relaxed), 0);
         measure.count(OTHER_DEVICE, true);
     }
-    assert!(!measure.step(compute).has_news && !is_armed(compute));
+    assert!(!measure.step(compute, &compute.gates()).has_news && !is_armed(compute));
     measure.failures[OTHER_DEVICE].until = 1;
-    assert!(measure.step(compute).has_news && is_armed(compute));
+    assert!(measure.step(compute, &compute.gates()).has_news && is_armed(compute));
 }
 
 #[test]
@@ -101,7 +110,7 @@ fn earlier_submissions_are_looked_for() {
     let (compute, _, slot) = measured();
     slot.enter(Submission::Graph);
     let mut measure = Measure::new();
-    assert!(measure.step(compute).wake.is_some());
+    assert!(measure.step(compute, &compute.gates()).wake.is_some());
     assert!(is_busy(compute));
     slot.uncount(Submission::Graph);
     settle(&mut measure, compute);
@@ -119,10 +128,10 @@ fn other_gates_and_the_daemon_end_it() {
         settle(&mut measure, compute);
         slot.enter(Submission::Kernel);
         compute.meters[OTHER_DEVICE].note(compute.session, slot, 7);
-        measure.step(compute);
+        measure.step(compute, &compute.gates());
         device.gate.store(gate as u32, Relaxed);
         device.measures_time.store(measures, Relaxed);
-        assert_eq!(measure.step(compute), Step::default());
+        assert_eq!(measure.step(compute, &compute.gates()), Step::default());
         assert!(!is_armed(compute));
         assert_eq!(is_busy(compute), goes_on, "{gate:?}");
         slot.uncount(Submission::Kernel);

@@ -4,6 +4,7 @@ use gcgroup_abi::Submission;
 use hashbrown::HashMap;
 
 use super::timeline::Run;
+use crate::program::slot::Charge;
 
 /// Number of samples of a kind after which older ones count half as much.
 const RECENT: f64 = 512.0;
@@ -44,7 +45,7 @@ pub(super) struct Costs {
     /// Time of samples, and the part of it in which at least one of them ran.
     took: f64,
     alone: f64,
-    /// Number of samples by kind, and the GPU time of all of them, nanoseconds.
+    /// Number of samples that are charged at looks by kind, and the GPU time of all of them, nanoseconds.
     pub(super) counted: [u64; Submission::COUNT],
     pub(super) nsec: f64,
 }
@@ -70,11 +71,9 @@ impl Costs {
             };
             // Other processes may have had the rest of the time too.
             let least = if is_shared { 0.0 } else { took - float(run.unsure) };
-            self.nsec += likely.clamp(least, took).min(float(run.alone));
-            self.counted[index] = self.counted[index].wrapping_add(1);
+            self.count(run, likely.clamp(least, took).min(float(run.alone)));
             return;
         }
-        self.counted[index] = self.counted[index].wrapping_add(1);
         if self.shapes.len() >= MOST && !self.shapes.contains_key(&run.key) {
             self.shapes.clear();
         }
@@ -99,11 +98,12 @@ impl Costs {
         if !is_shared {
             (self.took, self.alone) = (self.took + took, self.alone + float(run.alone));
         }
-        self.nsec += if is_shared {
+        let nsec = if is_shared {
             cost * self.part()
         } else {
             float(run.alone)
         };
+        self.count(run, nsec);
         let kind = &mut self.kinds[index];
         (kind.count, kind.nsec) = (kind.count + 1.0, kind.nsec + cost);
         if kind.count > RECENT {
@@ -111,6 +111,14 @@ impl Costs {
                 (kind.count, kind.nsec) = (kind.count / 2.0, kind.nsec / 2.0);
             });
             (self.took, self.alone) = (self.took / 2.0, self.alone / 2.0);
+        }
+    }
+
+    /// Counts a sample that took `nsec`, unless it is charged elsewhere.
+    fn count(&mut self, run: &Run, nsec: f64) {
+        if run.charge == Charge::Looks {
+            self.nsec += nsec;
+            self.counted[run.what as usize] = self.counted[run.what as usize].wrapping_add(1);
         }
     }
 
@@ -159,7 +167,7 @@ mod tests {
             alone,
             unsure: 0,
             is_apart: true,
-            unknown: None,
+            charge: Charge::Looks,
         }
     }
 

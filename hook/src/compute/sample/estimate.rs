@@ -14,7 +14,7 @@ use super::costs::Costs;
 pub(in crate::compute) struct Seen {
     /// Number of samples that have not been evaluated. Read before `entered`.
     pub sampling: usize,
-    /// Submissions so far, by kind.
+    /// Submissions so far that are charged here, by kind; wraps.
     pub entered: [u64; Submission::COUNT],
     /// Nanoseconds since the last look.
     pub passed: u64,
@@ -30,17 +30,12 @@ pub(in crate::compute) enum Progress {
     None,
     /// Some has ended.
     Some,
-    /// All has ended that was submitted before the last look.
+    /// All submissions that are charged here have ended.
     Idle,
-    /// Later submissions are accounted for elsewhere.
-    Elsewhere,
 }
 
 /// Kinds whose time is counted: copies do not use the processors of the GPU.
 const KINDS: [Submission; 2] = [Submission::Kernel, Submission::Graph];
-
-/// Most submissions in flight that count as unknown: each stands for up to a second.
-const MOST_UNKNOWN: u64 = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct Estimate {
@@ -58,22 +53,18 @@ pub(super) struct Estimate {
     /// Whether some submissions have no price yet: `ended` has all time in which they may have run. Those of
     /// them that have ended, by kind.
     is_open: bool,
-    unpriced: [u64; Submission::COUNT],
-    /// Whether submissions since the last look are accounted for here.
+    unpriced: [i64; Submission::COUNT],
+    /// Whether submissions are accounted for, and whether some from before that may be in flight.
     counts: bool,
-    /// Submissions so far when counting last ended, by kind, and whether later ones of unknown cost may have
-    /// been in flight when it began again.
-    left: [u64; Submission::COUNT],
     has_earlier: bool,
 }
 
 impl Estimate {
     /// Returns the nanoseconds to add to the published GPU time.
     pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> u64 {
-        if !self.counts && seen.progress != Progress::Elsewhere {
-            let may_run =
-                |index: usize| costs.mean(index).is_none() && self.entered[index] != self.left[index];
-            self.has_earlier = KINDS.iter().any(|kind| may_run(*kind as usize));
+        if !std::mem::replace(&mut self.counts, true) {
+            self.has_earlier = seen.entered != self.entered;
+            (self.entered, self.counted, self.nsec) = (seen.entered, costs.counted, costs.nsec);
         }
         let (before, counted) = (self.all, self.counted);
         let (mut is_priced, mut late, mut unsampled) = (true, 0.0, 0.0);
@@ -90,7 +81,7 @@ impl Estimate {
                     self.unsampled[index] += new - sampled;
                     unsampled += self.unsampled[index] as f64 * mean;
                     self.all += (new - sampled) as f64 * mean;
-                    late += std::mem::take(&mut self.unpriced[index]) as f64 * mean;
+                    late += std::mem::take(&mut self.unpriced[index]).max(0) as f64 * mean;
                 }
                 None => {
                     is_priced &= new == 0 && self.unpriced[index] == 0;
@@ -108,14 +99,9 @@ impl Estimate {
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
         // What has ended is known exactly if all other submissions are samples that have not.
         let nr_unsampled: i64 = self.unsampled.iter().sum();
-        let is_exact = is_priced && usize::try_from(nr_unsampled) == Ok(seen.sampling);
+        let is_exact = is_priced && !self.has_earlier && usize::try_from(nr_unsampled) == Ok(seen.sampling);
         let has_learned = nr_unsampled == 0 || counted != self.counted;
         match seen.progress {
-            Progress::Elsewhere if !self.counts => {
-                self.ended = self.all;
-                self.published = self.all;
-            }
-            Progress::Elsewhere => {}
             _ if is_exact && has_learned => self.ended = self.all - unsampled,
             Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
@@ -131,7 +117,7 @@ impl Estimate {
                     .iter_mut()
                     .zip(seen.entered.iter().zip(self.entered))
                 {
-                    *count += new.wrapping_sub(old);
+                    *count += new.wrapping_sub(old).cast_signed();
                 }
                 (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
@@ -154,28 +140,9 @@ impl Estimate {
         more
     }
 
-    /// Ends or begins counting. Returns how many submissions from before may be in flight, up to
-    /// [`MOST_UNKNOWN`], if the cost of some of them is unknown, and otherwise 0.
-    pub(super) fn count(&mut self, counts: bool, seen: &Seen) -> u64 {
-        let has_counted = std::mem::replace(&mut self.counts, counts);
-        if counts {
-            return 0;
-        }
-        let is_unpriced = |kind: &Submission| self.entered[*kind as usize] != seen.entered[*kind as usize];
-        let is_unknown = self.has_earlier || KINDS.iter().any(is_unpriced);
-        let since = |kind: &Submission| seen.entered[*kind as usize].wrapping_sub(self.left[*kind as usize]);
-        let in_flight = KINDS.iter().map(since).fold(0, u64::saturating_add);
-        if has_counted {
-            (self.left, self.has_earlier) = (seen.entered, false);
-        }
-        for index in KINDS.map(|kind| kind as usize) {
-            self.unsampled[index] += seen.entered[index]
-                .wrapping_sub(self.entered[index])
-                .cast_signed();
-        }
-        self.entered = seen.entered;
-        (self.ended, self.published, self.is_open) = (self.all, self.all, false);
-        u64::from(has_counted && is_unknown) * in_flight.clamp(1, MOST_UNKNOWN)
+    /// Leaves out submissions until the next [`Self::advance`].
+    pub(super) fn pause(&mut self) {
+        self.counts = false;
     }
 }
 
@@ -183,6 +150,7 @@ impl Estimate {
 mod tests {
     use super::super::timeline::Run;
     use super::*;
+    use crate::program::slot::Charge;
 
     fn seen(kernels: u64, passed: u64, progress: Progress) -> Seen {
         Seen {
@@ -194,6 +162,13 @@ mod tests {
         }
     }
 
+    fn counting() -> Estimate {
+        Estimate {
+            counts: true,
+            ..Estimate::default()
+        }
+    }
+
     fn learn(costs: &mut Costs, took: u64) {
         let run = Run {
             what: Submission::Kernel,
@@ -202,14 +177,14 @@ mod tests {
             alone: took,
             unsure: 0,
             is_apart: true,
-            unknown: None,
+            charge: Charge::Looks,
         };
         costs.learn(&run, false);
     }
 
     #[test]
     fn sampled_submissions_count_exactly_and_others_as_the_mean() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         learn(&mut costs, 1000);
         assert_eq!(estimate.advance(&seen(1, 50, Progress::Some), &costs), 1000);
         assert_eq!(estimate.advance(&seen(11, 50, Progress::Some), &costs), 10_000);
@@ -223,7 +198,7 @@ mod tests {
 
     #[test]
     fn time_counts_until_a_submission_has_been_sampled() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         assert_eq!(estimate.advance(&seen(1, 700, Progress::None), &costs), 700);
         assert_eq!(estimate.advance(&seen(1, 300, Progress::None), &costs), 300);
         assert_eq!(estimate.advance(&seen(1, 100, Progress::Idle), &costs), 0);
@@ -237,7 +212,7 @@ mod tests {
 
     #[test]
     fn time_before_the_first_sample_is_subtracted_from_later_work() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         let mut total = 0;
         // A kernel of 10 us waits for another process's slice of 2 ms, twice.
         for kernels in 1..=2 {
@@ -259,7 +234,7 @@ mod tests {
 
     #[test]
     fn long_submission_counts_while_it_runs_beyond_its_price() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         learn(&mut costs, 1000);
         estimate.advance(&seen(1, 0, Progress::Idle), &costs);
         assert_eq!(estimate.advance(&seen(2, 900, Progress::None), &costs), 1000);
@@ -274,7 +249,7 @@ mod tests {
     /// The host is loaded, or a process that is not governed has the GPU.
     #[test]
     fn markers_that_pass_late_count_once_where_all_is_sampled() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         learn(&mut costs, 1000);
         let mut total = estimate.advance(&seen(1, 0, Progress::Idle), &costs);
         for kernels in 2..=100 {
@@ -296,7 +271,7 @@ mod tests {
 
     #[test]
     fn markers_that_pass_late_show_submissions_that_are_not_sampled() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let (mut estimate, mut costs) = (counting(), Costs::default());
         learn(&mut costs, 1000);
         estimate.advance(&seen(1, 0, Progress::Idle), &costs);
         // The second is sampled, the third is not.
@@ -312,45 +287,29 @@ mod tests {
         assert_eq!(estimate.advance(&seen(4, 100, Progress::Idle), &costs), 1000);
     }
 
-    /// As [`Sampler`](super::super::Sampler) does; also returns whether submissions of unknown cost are in
-    /// flight that have been counted.
-    fn leave(estimate: &mut Estimate, seen: &Seen, costs: &Costs) -> (u64, u64) {
-        (estimate.advance(seen, costs), estimate.count(false, seen))
-    }
-
     #[test]
-    fn what_was_counted_is_published_before_time_is_accounted_for_elsewhere() {
-        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
-        let away = |kernels| seen(kernels, 900, Progress::Elsewhere);
-        assert_eq!(leave(&mut estimate, &away(5), &costs), (0, 0));
-        estimate.count(true, &away(5));
-        assert_eq!(leave(&mut estimate, &away(7), &costs), (0, 7), "never sampled");
-        learn(&mut costs, 1000);
-        assert_eq!(leave(&mut estimate, &away(8), &costs), (0, 0));
-        assert_eq!(estimate.advance(&seen(9, 900, Progress::Some), &costs), 1000);
-        estimate.count(true, &away(9));
-        assert_eq!(leave(&mut estimate, &away(12), &costs), (3000, 0));
-        assert_eq!(leave(&mut estimate, &away(20), &costs), (0, 0));
-    }
-
-    #[test]
-    fn work_from_before_counting_is_unknown_if_counting_ends_before_it() {
-        for is_shared in [false, true] {
-            let (mut estimate, costs) = (Estimate::default(), Costs::default());
-            let look = |passed, progress| Seen {
-                is_shared,
-                ..seen(50, passed, progress)
-            };
-            let away = look(0, Progress::Elsewhere);
-            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0));
-            assert_eq!(estimate.advance(&look(0, Progress::None), &costs), 0);
-            estimate.count(true, &away);
-            assert_eq!(estimate.advance(&look(700, Progress::None), &costs), 700);
-            assert_eq!(leave(&mut estimate, &away, &costs), (0, 32));
-            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0), "noted once");
-            estimate.advance(&look(0, Progress::None), &costs);
-            estimate.count(true, &away);
-            assert_eq!(leave(&mut estimate, &away, &costs), (0, 0), "nothing since");
+    fn submissions_from_before_counting_are_charged_for_their_time_alone() {
+        for has_learned in [false, true] {
+            let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+            if has_learned {
+                learn(&mut costs, 1000);
+            }
+            for kernels in [50, 90] {
+                let look = |passed, progress| seen(kernels, passed, progress);
+                assert_eq!(estimate.advance(&look(0, Progress::Some), &costs), 0);
+                assert_eq!(estimate.advance(&look(700, Progress::None), &costs), 700);
+                assert_eq!(estimate.advance(&look(5, Progress::Idle), &costs), 0);
+                assert_eq!(estimate.advance(&look(700, Progress::None), &costs), 0);
+                estimate.pause();
+            }
         }
+    }
+
+    #[test]
+    fn submission_that_its_thread_takes_over_is_subtracted_from_later_work() {
+        let (mut estimate, mut costs) = (counting(), Costs::default());
+        learn(&mut costs, 1000);
+        let mut look = |kernels| estimate.advance(&seen(kernels, 0, Progress::Some), &costs);
+        assert_eq!([1, 3, 2, 3, 4].map(&mut look), [1000, 2000, 0, 0, 1000]);
     }
 }

@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 
 use super::{LONGEST, Record};
 use crate::program::context::Moment;
+use crate::program::slot::Charge;
 
 /// Nanoseconds by which a stream's next moment must be later than its last work for the stream to have been
 /// idle.
@@ -30,7 +31,7 @@ pub(super) struct Run {
     pub unsure: u64,
     /// Whether no submission that was not sampled can have run at the same time.
     pub is_apart: bool,
-    pub unknown: Option<u64>,
+    pub charge: Charge,
 }
 
 /// Times of samples, nanoseconds since a base.
@@ -109,7 +110,7 @@ impl Timelines {
                 alone: 0,
                 unsure,
                 is_apart: false,
-                unknown: record.unknown,
+                charge: record.charge,
             };
             timed.push((times, record.host.epoch, run));
         }
