@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -118,10 +119,15 @@ fn other_end(socket: &impl AsFd) -> nix::Result<(UnixCredentials, u32, OwnedFd)>
 /// have (`NSpid`, Linux 4.1). Without a free descriptor for that the links to the namespaces are compared,
 /// which the kernel shows of fewer processes.
 fn shares_our_pids(pid: u32) -> bool {
+    static OWN: OnceLock<usize> = OnceLock::new();
     let depth = |pid| procfs::status(pid, "NSpid").map(|pids| pids.len());
     let link = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = std::process::id();
-    match (depth(pid), depth(own)) {
+    let of_own = OWN.get().copied().or_else(|| {
+        let depth = depth(own)?;
+        Some(*OWN.get_or_init(|| depth))
+    });
+    match (depth(pid), of_own) {
         (Some(depth), Some(own)) => depth == own,
         _ => link(pid).is_some_and(|namespace| link(own) == Some(namespace)),
     }

@@ -35,6 +35,9 @@ const MAX_STUCK_PER_UID: usize = 16;
 /// Threads that all processes can block at the same time: one person may have many uids.
 const MAX_STUCK: usize = 2048;
 
+/// Bytes that most files in /proc/PID do not exceed.
+const TYPICAL: usize = 4096;
+
 /// Stack size of a reading thread, bytes.
 const STACK: usize = 128 << 10;
 
@@ -59,7 +62,7 @@ struct Readers {
 /// * `ESRCH`: there is no such process.
 /// * Otherwise that of open(2) or read(2).
 pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
-    bounded(pid, move || fs::read(format!("/proc/{pid}/{name}")))
+    bounded(pid, move || read_start_now(pid, name, u64::MAX))
 }
 
 /// Reads at most `most` bytes of `/proc/PID/NAME`.
@@ -79,12 +82,16 @@ pub fn read_at_most(pid: u32, name: &'static str, most: u64) -> nix::Result<Vec<
 /// # Errors
 /// As for [`read`].
 pub fn read_start(pid: u32, name: &'static str, most: u64) -> nix::Result<Vec<u8>> {
-    bounded(pid, move || {
-        let mut text = Vec::new();
-        let file = fs::File::open(format!("/proc/{pid}/{name}"))?;
-        file.take(most).read_to_end(&mut text)?;
-        Ok(text)
-    })
+    bounded(pid, move || read_start_now(pid, name, most))
+}
+
+/// Reads the first `most` bytes of `/proc/PID/NAME` without a time limit.
+fn read_start_now(pid: u32, name: &str, most: u64) -> std::io::Result<Vec<u8>> {
+    // These files have no size: with less room they would be read in many small parts.
+    let mut text = Vec::with_capacity(TYPICAL);
+    let file = fs::File::open(format!("/proc/{pid}/{name}"))?;
+    file.take(most).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Returns the target of the link `/proc/PID/NAME`.
@@ -98,7 +105,7 @@ pub fn read_link(pid: u32, name: &'static str) -> nix::Result<PathBuf> {
 /// Returns the values of a key of `/proc/PID/status`: the words after `KEY:`. Reads of this file cannot be
 /// blocked.
 pub fn status(pid: u32, key: &str) -> Option<Vec<u32>> {
-    let text = fs::read(format!("/proc/{pid}/status")).ok()?;
+    let text = read_start_now(pid, "status", u64::MAX).ok()?;
     status_values(&String::from_utf8_lossy(&text), key)
 }
 
