@@ -39,7 +39,6 @@ if [ -z "${INSIDE-}" ]; then
     done
     # shellcheck source=scripts/contained.sh
     . "$repo/scripts/contained.sh"
-    trap end_contained EXIT
     export INSIDE=yes
     contained "$((${PACKAGE_MINUTES:-15} * 60))" "$repo/scripts/test-packages.sh"
     exit

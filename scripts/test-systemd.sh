@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests the services under a real service manager: systemd --user, in namespaces of its own, runs the units
-# that install.sh installs, with a daemon on a simulated GPU. Needs root, /dev/fuse and a kernel with takeover
-# of mounts (Linux 6.9). Removes everything at the end. Takes half a minute.
+# Tests the services under a real service manager: systemd --user, in namespaces that end with the script, runs
+# the units that install.sh installs, with a daemon on a simulated GPU. Needs root, /dev/fuse and a kernel with
+# takeover of mounts (Linux 6.9). Takes half a minute.
 set -eu
 
 usage() {
@@ -72,7 +72,6 @@ says() {
 
 # in_namespace: what runs in the namespaces.
 in_namespace() {
-    work=$IN_NAMESPACE
     unit=gcgroupfs.service
     mnt=$work/mnt
 
@@ -185,10 +184,25 @@ EOT
     echo "the service starts, reloads, restarts and stops under systemd $(systemctl --version | sed -n 's/^systemd \([0-9]*\).*/\1/p')"
 }
 
-if [ -n "${IN_NAMESPACE-}" ]; then
-    in_namespace
-    exit
-fi
+work=/dev/shm/systemd
+case ${INSIDE-} in
+    '') ;;
+    namespaces)
+        # The manager gets a cgroup of its own as its root.
+        unified=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
+        if [ -z "$unified" ] || ! mkdir "$unified/$CGROUP" 2> /dev/null; then
+            left_out "no cgroup can be made here"
+        fi
+        echo $$ > "$unified/$CGROUP/cgroup.procs"
+        mkdir "$work"
+        exec env -i PATH="$PATH" HOME="$work" LC_ALL=C INSIDE=cgroup GCGROUP_DIST="$dist" unshare --cgroup "$0"
+        ;;
+    cgroup)
+        trap '[ "$?" = 0 ] || tail -n 40 "$work"/*.log >&2' EXIT
+        in_namespace
+        exit
+        ;;
+esac
 
 [ -x "$dist/bin/gcgroupfs" ] || DIST=$dist "$repo/scripts/build.sh" --debug > /dev/null
 [ "$(id -u)" = 0 ] || left_out "root is needed for namespaces"
@@ -196,32 +210,6 @@ fi
 [ -c /dev/fuse ] || left_out "no /dev/fuse here"
 IFS=.- read -r major minor _ < /proc/sys/kernel/osrelease
 [ "$((major * 1000 + minor))" -ge 6009 ] || left_out "the kernel is older than 6.9"
-unshare --mount --pid --cgroup --fork --mount-proc true 2> /dev/null ||
-    left_out "no namespaces can be made here"
-# The manager gets a cgroup of its own as its root, which goes at the end.
-unified=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/mounts)
-own=$unified/gcgroup-test-$$
-if [ -z "$unified" ] || ! mkdir "$own" 2> /dev/null; then
-    left_out "no cgroup can be made here"
-fi
-work=$(mktemp -d)
-remove() {
-    status=$?
-    trap - EXIT
-    [ "$status" = 0 ] || tail -n 40 "$work"/*.log >&2 || :
-    # Its processes have been killed; the kernel may still be removing them.
-    tries=0
-    until find "$own" -depth -type d -exec rmdir {} + 2> /dev/null || [ "$tries" = 100 ]; do
-        tries=$((tries + 1))
-        sleep 0.1
-    done
-    rm -rf --one-file-system "$work"
-    exit "$status"
-}
-trap remove EXIT
-trap 'exit 130' HUP INT TERM
-# shellcheck disable=SC2016  # the inner shell's own variables
-sh -c 'echo $$ > "$1/cgroup.procs" && shift && exec "$@"' sh "$own" \
-    env -i PATH="$PATH" HOME="$work" LC_ALL=C IN_NAMESPACE="$work" GCGROUP_DIST="$dist" \
-    timeout --kill-after=10 300 \
-    unshare --mount --pid --cgroup --fork --kill-child --mount-proc "$0"
+# shellcheck source=scripts/contained.sh
+. "$repo/scripts/contained.sh"
+INSIDE=namespaces contained 300 "$0"

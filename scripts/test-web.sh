@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests the exporter's page in headless Chromium: starts a daemon on simulated GPUs, governed processes and
-# groups with hostile names, and the exporter, and looks at the document that the page has made. Removes
-# everything at the end. Takes half a minute.
+# groups with hostile names, and the exporter, and looks at the document that the page has made. Everything is
+# in namespaces, which end with the script. Takes half a minute. Run as root.
 set -eu
 
 usage() {
@@ -29,20 +29,15 @@ dist=${GCGROUP_DIST:-$repo/target/dist}
 [ -x "$dist/bin/gcgroup-exporter" ] || DIST=$dist "$repo/scripts/build.sh" --debug > /dev/null
 command -v chromium > /dev/null || fail "needs chromium: scripts/setup-debian.sh"
 
-tmp=$(mktemp -d)
-pids=
-finish() {
-    status=$?
-    trap - EXIT HUP INT TERM
-    # shellcheck disable=SC2086  # none or several pids
-    [ -z "$pids" ] || kill $pids 2>/dev/null || :
-    wait
-    [ "$status" = 0 ] || tail -n 40 "$tmp"/*.log >&2 || :
-    rm -rf "$tmp"
-    exit "$status"
-}
-trap finish EXIT
-trap 'exit 130' HUP INT TERM
+if [ -z "${INSIDE-}" ]; then
+    # shellcheck source=scripts/contained.sh
+    . "$repo/scripts/contained.sh"
+    INSIDE=yes contained 500 --net "$0"
+    exit
+fi
+tmp=/dev/shm/web
+trap '[ "$?" = 0 ] || tail -n 40 "$tmp"/*.log >&2' EXIT
+busybox ip link set lo up
 
 # until_true COMMAND...: waits at most one minute until the command succeeds.
 until_true() {
@@ -54,7 +49,7 @@ until_true() {
     done
 }
 
-mkdir "$tmp/run" "$tmp/gpu" "$tmp/mnt" "$tmp/home"
+mkdir "$tmp" "$tmp/run" "$tmp/gpu" "$tmp/mnt" "$tmp/home"
 export GCGROUP_SOCKET="$tmp/gcgroup.sock"
 unset LD_PRELOAD LD_LIBRARY_PATH
 
@@ -73,7 +68,6 @@ HOME=$tmp/home timeout 120 chromium --headless --no-sandbox --disable-gpu --disa
 
 simulated "$dist/bin/gcgroupfs" mount "$tmp/mnt" --no-fuse --socket "$GCGROUP_SOCKET" --state-dir "$tmp/run" \
     2> "$tmp/daemon.log" &
-pids="$pids $!"
 until_true "$dist/bin/gcgroupfs" get devices
 
 # Names that would change the document if they became HTML. A process name has at most 15 bytes.
@@ -84,7 +78,6 @@ cp "$dist/bin/gcgroup-load" "$tmp/$comm"
 for number in 1 2; do
     simulated "$dist/bin/gcgroupfs" run --group "$group" -- "$tmp/$comm" throughput --duration 3600 \
         > "$tmp/load$number.log" 2>&1 &
-    pids="$pids $!"
     pid=$!
     until_true grep -q ready "$tmp/load$number.log"
 done
@@ -98,7 +91,6 @@ start_exporter() {
     name=$1
     shift
     "$dist/bin/gcgroup-exporter" --listen 127.0.0.1:0 "$@" 2> "$tmp/$name.log" &
-    pids="$pids $!"
     until_true grep -q '^gcgroup-exporter: ready: ' "$tmp/$name.log"
     url=$(sed -n 's/^gcgroup-exporter: ready: //p' "$tmp/$name.log")
 }

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs all checks, the slow ones last, for contributors and for CI. Sets up a Debian machine first. Announces
 # the steps, goes on after a failed one, and names those that failed at the end. Steps whose tools are missing
-# even then are left out with a message; tests fail if their tools are missing.
+# even then are left out with a message; tests fail if their tools are missing. For root each step runs in
+# namespaces that end with it.
 set -u
 
 usage() {
@@ -78,10 +79,11 @@ $steps
 EOF
 echo "=== together $((total / 60)) minutes"
 
+# shellcheck source=scripts/contained.sh
+. scripts/contained.sh
+run=contained
+has_namespaces || run='timeout --kill-after=10'
 end=$(($(date +%s) + ${MINUTES:-80} * 60))
-# On a terminal, Ctrl-C also ends the step.
-foreground=
-[ ! -t 1 ] || foreground=--foreground
 failed=
 output=$(mktemp -d)
 mkfifo "$output/pipe"
@@ -100,13 +102,11 @@ while IFS='|' read -r usual limit needs command <&3; do
     status=124
     : > "$output/step"
     if [ "$limit" -gt 0 ]; then
-        # With default signals: a background job of a shell would ignore SIGINT, and the tests with it.
         tee "$output/step" < "$output/pipe" &
-        env --default-signal timeout $foreground --kill-after=30 "$limit" sh -c "$command" 3<&- > "$output/pipe" 2>&1
+        tee=$!
+        $run "$limit" sh -c "$command" 3<&- > "$output/pipe" 2>&1
         status=$?
-        # A process that a test has left keeps the pipe open.
-        timeout 10 tail -f --pid=$! /dev/null
-        kill $! 2> /dev/null
+        wait "$tee"
     fi
     [ "$status" = 0 ] || { printf '\n=== the end of%s\n' "$command"; tail -n 60 "$output/step"; } >> "$output/ends"
     case $status in

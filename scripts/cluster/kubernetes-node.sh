@@ -2,21 +2,29 @@
 # shellcheck disable=SC2154  # assigned by the script that sources this file
 # Starts a Kubernetes node with API server, scheduler and controller manager, for
 # scripts/cluster/kubernetes.sh, which sources this file in network, mount and PID namespaces of their own.
-# Needs $work (a directory on a plain filesystem), $cgroup (made in each hierarchy) and $PATH with the
-# programs.
+# Needs $work (a path on a plain filesystem), $CGROUP (a name) and $PATH with the programs.
 
 address=10.88.6.1
 service=10.96.0.1
 
+prepare_cgroups() {
+    local hierarchy
+    for hierarchy in /sys/fs/cgroup/*/; do
+        [ ! -e "$hierarchy/cgroup.procs" ] || mkdir "$hierarchy$CGROUP"
+    done
+}
+
 # Directories of this machine that the node writes to become copies, which end with the mount namespace.
 prepare_files() {
+    mkdir -p "$work/log"
+    [ -z "${KEEP-}" ] || mount --bind "$KEEP" "$work/log"
     mount -t tmpfs tmpfs /run
     for directory in etc var; do
         mkdir -p "$work/overlay/$directory/upper" "$work/overlay/$directory/work"
         mount -t overlay overlay "/$directory" \
             -o "lowerdir=/$directory,upperdir=$work/overlay/$directory/upper,workdir=$work/overlay/$directory/work"
     done
-    mkdir -p "$work/kubelet" "$work/log" /var/lib/kubelet "$work/cni" /etc/cdi /run/lock
+    mkdir -p "$work/kubelet" /var/lib/kubelet "$work/cni" /etc/cdi /run/lock
     mount --bind "$work/kubelet" /var/lib/kubelet
     mount --make-rshared /var/lib/kubelet
     # The kubelet insists on these kernel settings: it is shown copies, and the machine keeps its own.
@@ -136,7 +144,7 @@ healthzBindAddress: 127.0.0.1
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
-cgroupRoot: /$cgroup
+cgroupRoot: /$CGROUP
 cgroupsPerQOS: true
 enforceNodeAllocatable: [pods]
 failSwapOn: false

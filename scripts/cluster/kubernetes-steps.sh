@@ -200,6 +200,8 @@ annotations_change_a_running_pod() {
     stays fixed $limit $((2 * gib)) '"1Gi": less than is in use'
     annotate fixed gcgroup.io/compute-max=sometimes
     stays fixed compute.max "max 100000" '"sometimes"'
+    annotate fixed gcgroup.io/compute-max="$(printf '%20000d' 0 | tr ' ' 9)"
+    stays fixed compute.max "max 100000" 'longer than 100 characters'
     kubectl delete pod fixed --wait=false > /dev/null
     annotate live gcgroup.io/memory-limit=1Gi gcgroup.io/compute-max="30000 100000" priority.gcgroup.io/main=11
     wait_for "the limit is lowered where memory may move" 30 shows live $limit "$gib"
@@ -238,11 +240,13 @@ unhealthy_without_daemon_and_limits_hold_after_its_restart() {
     kill9 gcgroupfs
     wait_for "nothing is offered" 30 has_allocatable gcgroup.io/gpu-memory 0
     cannot_use_a_gpu one main
+    kubectl annotate pod one --overwrite gcgroup.io/compute-max="25000 100000" > /dev/null
     start_gcgroupfs
     wait_for "units are offered again" 30 has_allocatable gcgroup.io/gpu-memory 16
     wait_for "the pods are back" 30 gcgroupfs get "pods/$(uid one)/memory.limit"
     wait_until_held
     shows one compute.priority 10 > /dev/null || fail "the annotated priority is lost"
+    wait_for "the quota that was annotated meanwhile holds" 20 shows one compute.max "25000 100000"
     limit_holds_for_exec_without_environment
     starts after-daemon 1
 }
@@ -291,7 +295,9 @@ has_registered_again() {
 
 kubelet_killed_gets_the_resources_again() {
     kill9 kubelet
+    kubectl annotate pod one --overwrite gcgroup.io/priority=12 > /dev/null
     start_kubelet
+    wait_for "the priority that was annotated meanwhile holds" 20 shows one compute.priority 12
     # A pod that comes before is rejected for good.
     wait_for "the plugin registers again" 60 has_registered_again
     wait_for "units are offered" 60 has_allocatable gcgroup.io/gpu-memory 16

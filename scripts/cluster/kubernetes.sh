@@ -1,6 +1,6 @@
 #!/bin/bash
 # Tests gcgroup-kubelet-plugin with a real kubelet, API server, scheduler, controller manager and containerd,
-# and simulated GPUs, in namespaces of their own, which end with this script.
+# and simulated GPUs, in namespaces of their own, which end with this script (contained.sh).
 set -eu
 
 usage() {
@@ -23,10 +23,7 @@ fail() {
     exit 1
 }
 
-# Seconds for all steps together.
-limit=840
-
-if [ "${1-}" != --inside ]; then
+if [ -z "${INSIDE-}" ]; then
     case ${1-} in
         '') ;;
         -h | --help) usage; exit 0 ;;
@@ -39,35 +36,13 @@ if [ "${1-}" != --inside ]; then
     programs=$("$here/build-kubernetes.sh")
     dist=${GCGROUP_DIST:-$repo/target/dist}
     [ -x "$dist/bin/gcgroup-kubelet-plugin" ] || DIST=$dist "$repo/scripts/build.sh"
-    work=$(mktemp -d)
-    cgroup=gcgroup-node-$$
-
-    # shellcheck disable=SC2317  # called by the trap
-    tidy() {
-        [ -z "${KEEP-}" ] || { mkdir -p "$KEEP" && cp -r "$work/log/." "$KEEP" 2> /dev/null; } || :
-        # The last processes may take a moment to leave their cgroups.
-        for _ in $(seq 100); do
-            find /sys/fs/cgroup/*/"$cgroup" -depth -type d -exec rmdir {} + 2> /dev/null || :
-            ls -d /sys/fs/cgroup/*/"$cgroup" > /dev/null 2>&1 || break
-            sleep 0.1
-        done
-        rm -rf "$work"
-    }
-    trap tidy EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM
-    for hierarchy in /sys/fs/cgroup/*/; do
-        [ ! -e "$hierarchy/cgroup.procs" ] || mkdir -p "$hierarchy$cgroup"
-    done
-    export work cgroup dist programs PATH="$programs:$PATH:/usr/sbin:/sbin"
-    status=0
-    timeout --kill-after=10 "$limit" unshare --net --mount --propagation private --pid --fork --kill-child=KILL \
-        --mount-proc "$0" --inside || status=$?
-    [ "$status" != 124 ] || echo "kubernetes.sh: ended after $limit s" >&2
-    exit "$status"
+    [ -z "${KEEP-}" ] || mkdir -p "$KEEP"
+    # shellcheck source=scripts/contained.sh
+    . "$repo/scripts/contained.sh"
+    export INSIDE=yes work=/dev/shm/work dist programs PATH="$programs:$PATH:/usr/sbin:/sbin"
+    contained 840 --net "$0"
+    exit
 fi
-
-# Inside of the namespaces, as pid 1: whatever it leaves ends with it.
 
 # wait_for WHAT SECONDS COMMAND...: waits until the command succeeds.
 wait_for() {
@@ -112,6 +87,7 @@ explain() {
 }
 trap explain EXIT
 
+prepare_cgroups
 prepare_files
 prepare_network
 started=$SECONDS

@@ -1,7 +1,6 @@
 #!/bin/sh
-# Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges.
-#
-# Everything runs in namespaces of its own: no process or mount is left, and Ray is reachable from nowhere.
+# Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges. Everything
+# runs in namespaces of its own, which end with this script (contained.sh): Ray is reachable from nowhere.
 set -eu
 
 usage() {
@@ -27,10 +26,6 @@ fail() {
 
 repo=$(cd "$(dirname "$0")/../.." && pwd -P)
 [ "$(id -u)" = 0 ] || fail "needs root: it makes namespaces and runs programs as another user"
-unshare --net --mount --pid --fork --mount-proc true 2> /dev/null || {
-    echo "test-cluster.sh ray: left out, no namespaces can be made here"
-    exit 0
-}
 unset LD_PRELOAD LD_LIBRARY_PATH RAY_ADDRESS PYTHONPATH PYTHONHOME
 dist=${GCGROUP_DIST:-$repo/target/dist}
 [ -x "$dist/bin/gcgroupfs" ] || DIST=$dist "$repo/scripts/build.sh" --debug > /dev/null
@@ -61,36 +56,13 @@ export PYTHONDONTWRITEBYTECODE=1
 "$venv/bin/python" -m unittest discover -q -s tests
 
 # A short path: Ray makes sockets in it.
-tmp=$(mktemp -d /tmp/gcr.XXXXXX)
-chmod 755 "$tmp"
-tests=
-finish() {
-    status=$?
-    trap - EXIT HUP INT TERM
-    if [ -n "$tests" ]; then
-        # The namespace's first process; the kernel kills the others after it.
-        kill -KILL "$tests" 2> /dev/null || :
-        wait "$tests" 2> /dev/null || :
-    fi
-    rm -rf "$tmp"
-    exit "$status"
-}
-trap finish EXIT
-trap 'exit 130' HUP INT TERM
-
-mkdir "$tmp/home" "$tmp/ray"
-cat > "$tmp/inside" <<'EOF'
-set -eu
-# Ray's object store.
-mount -t tmpfs -o mode=1777 none /dev/shm
-busybox ip link set lo up
-cd "$1/tests/ray"
-shift
-exec timeout --kill-after=5 "${SECONDS_LIMIT:-420}" python -m unittest --verbose "$@"
-EOF
+tmp=/dev/shm/w
 export GCGROUP_DIST="$dist" HOME="$tmp/home" TMPDIR="$tmp" RAY_TMPDIR="$tmp/ray" RAY_USAGE_STATS_ENABLED=0
 export PYTHONPATH="$repo/gcgroupfs/integrations/ray:$repo/tests/ray:$repo/scripts/cluster/common" PATH="$venv/bin:$PATH"
 [ $# -gt 0 ] || set -- test_cluster test_user
-unshare --net --mount --pid --fork --kill-child --mount-proc sh "$tmp/inside" "$repo" "$@" &
-tests=$!
-wait "$tests"
+cd "$repo/tests/ray"
+# shellcheck source=scripts/contained.sh
+. "$repo/scripts/contained.sh"
+# shellcheck disable=SC2016  # the inner shell expands it
+contained "${SECONDS_LIMIT:-420}" --net sh -c 'mkdir -p -m 755 "$HOME" "$RAY_TMPDIR" && busybox ip link set lo up &&
+    exec python -m unittest --verbose "$@"' ray "$@"

@@ -36,33 +36,15 @@ unset LD_PRELOAD LD_LIBRARY_PATH PYTHONPATH PYTHONHOME
 dist=${GCGROUP_DIST:-$repo/target/dist}
 [ -x "$dist/bin/gcgroupfs" ] || DIST=$dist "$repo/scripts/build.sh" > /dev/null
 
-tmp=$(mktemp -d /tmp/gcs.XXXXXX)
-running=
-finish() {
-    status=$?
-    trap - EXIT HUP INT TERM
-    if [ -n "$running" ]; then
-        # The namespace's first process; the kernel kills the others after it.
-        kill -KILL "$running" 2> /dev/null || :
-        wait "$running" 2> /dev/null || :
-    fi
-    rm -rf "$tmp"
-    exit "$status"
-}
-trap finish EXIT
-trap 'exit 130' HUP INT TERM
+# shellcheck source=scripts/contained.sh
+. "$repo/scripts/contained.sh"
+export GCGROUP_DIST="$dist" TMPDIR=/dev/shm PYTHONDONTWRITEBYTECODE=1
 
-export GCGROUP_DIST="$dist" TMPDIR="$tmp" PYTHONDONTWRITEBYTECODE=1
-
-# part SCRIPT ARGUMENT...: runs a part in a pid namespace of its own, so that no process is left.
+# part SCRIPT ARGUMENT...
 part() {
     script=$1
     shift
-    unshare --mount --pid --fork --kill-child --mount-proc \
-        timeout --kill-after=5 "${SECONDS_LIMIT:-240}" python3 "$repo/tests/scale/$script.py" "$@" &
-    running=$!
-    wait "$running"
-    running=
+    contained "${SECONDS_LIMIT:-240}" python3 "$repo/tests/scale/$script.py" "$@"
 }
 
 # The lists are words.

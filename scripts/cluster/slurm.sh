@@ -66,8 +66,7 @@ if [ -z "${INSIDE-}" ]; then
     export SYSTEM DATABASE RELEASE="$suite"
     # shellcheck source=scripts/contained.sh
     . "$repo/scripts/contained.sh"
-    trap end_contained EXIT
-    export CGROUP="gcgroup-test-$$" INSIDE=machine WORK=/dev/shm/work
+    export INSIDE=machine WORK=/dev/shm/work
     contained "$((${CLUSTER_MINUTES:-8} * 60))" --net --uts "$self" "$@"
     exit
 fi
