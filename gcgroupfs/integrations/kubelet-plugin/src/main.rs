@@ -13,6 +13,7 @@ mod node;
 mod policy;
 mod processes;
 mod report;
+mod warnings;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -18,6 +18,7 @@ use crate::kubelet::{self, Devices, Pod, PodSource, read_checkpoint};
 use crate::policy;
 use crate::processes;
 use crate::report::Report;
+use crate::warnings::{Refused, Warnings};
 
 /// How long ids that were allocated count without an entry in the kubelet's checkpoint.
 const PENDING: Duration = Duration::from_secs(30);
@@ -51,8 +52,8 @@ struct State {
     pending: Vec<Pending>,
     activity: Activity,
     report: Report,
-    /// Annotations that change nothing: the pod's UID, and the reason.
-    refused: BTreeSet<(String, String)>,
+    /// Annotations that change nothing, as far as they have been told.
+    warnings: Warnings,
     /// Why pods are not governed, once that was seen: nothing is offered until the plugin starts again.
     ungoverned: Option<String>,
 }
@@ -75,7 +76,7 @@ impl PluginNode {
             pending: Vec::new(),
             activity: Activity::default(),
             report: Report::default(),
-            refused: BTreeSet::new(),
+            warnings: Warnings::default(),
             ungoverned: None,
         };
         Self {
@@ -105,16 +106,18 @@ impl PluginNode {
         // Apart, since a server that does not answer would hold up the next refresh.
         tokio::spawn(async move {
             let Some(source) = &node.setup.pods else { return };
-            for (pod, warning) in warnings {
-                if let Err(error) = source.warn(&pod, &warning).await {
+            for (pod, refused) in warnings {
+                eprintln!("gcgroup-kubelet-plugin: pod {}: {}", refused.0, refused.1);
+                if let Err(error) = source.warn(&pod, &refused.1).await {
                     eprintln!("gcgroup-kubelet-plugin: {error:#}");
+                    node.lock().warnings.untold(&refused);
                 }
             }
         });
     }
 
     /// Returns the warnings that the pods' events are to have.
-    fn refresh_with(&self, pods: Option<anyhow::Result<Vec<Pod>>>) -> Vec<(Pod, String)> {
+    fn refresh_with(&self, pods: Option<anyhow::Result<Vec<Pod>>>) -> Vec<(Pod, Refused)> {
         let mut state = self.lock();
         let state = &mut *state;
         let mut problems = Vec::new();
@@ -160,11 +163,8 @@ impl PluginNode {
         let mut warnings = Vec::new();
         match self.enforce_all(state, &mut problems) {
             Ok(refused) => {
-                problems.extend(refused.iter().map(|(uid, reason)| format!("pod {uid}: {reason}")));
-                let fresh = refused.difference(&state.refused);
-                let fresh = fresh.filter_map(|(uid, reason)| Some((state.activity.pod(uid)?, reason)));
-                warnings.extend(fresh.map(|(pod, reason)| (pod.clone(), reason.clone())));
-                state.refused = refused;
+                let fresh = state.warnings.update(&refused, Instant::now()).into_iter();
+                warnings.extend(fresh.filter_map(|it| Some((state.activity.pod(&it.0)?.clone(), it))));
             }
             Err(error) => problems.push(format!("{error:#}")),
         }
@@ -225,7 +225,7 @@ impl PluginNode {
         &self,
         state: &mut State,
         problems: &mut Vec<String>,
-    ) -> anyhow::Result<BTreeSet<(String, String)>> {
+    ) -> anyhow::Result<BTreeSet<Refused>> {
         let claims = active(&state.stored, &state.activity);
         let uids: BTreeSet<String> = claims.iter().filter_map(|claim| claim.pod.clone()).collect();
         let mut refused = BTreeSet::new();

@@ -16,6 +16,9 @@ const LOWEST: u8 = 15;
 /// Domain of the annotations.
 const DOMAIN: &str = "gcgroup.io";
 
+/// Longest value of an annotation that is read, characters. No valid one is as long.
+const LONGEST: usize = 100;
+
 /// Control file with the limit of memory.
 pub(crate) const LIMIT: &str = "memory.limit";
 
@@ -72,7 +75,7 @@ pub(crate) struct Setting {
     pub(crate) file: &'static str,
     /// `None`: the group's default. An annotation that a pod may not have: the reason.
     pub(crate) value: Result<Option<String>, String>,
-    /// The annotation that asks for it, and its value.
+    /// The annotation that asks for it, and the beginning of its value.
     asked: Option<(String, String)>,
 }
 
@@ -109,16 +112,16 @@ fn bytes(text: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Returns the annotation of a pod for a setting: `gcgroup.io/NAME` for the pod, `NAME.gcgroup.io/CONTAINER`
-/// for a container.
+/// Returns the annotation of a pod for a setting, `gcgroup.io/NAME` for the pod, `NAME.gcgroup.io/CONTAINER`
+/// for a container, and the beginning of its value: [`LONGEST`] characters, or one more.
 fn asked(pod: &Pod, container: Option<&str>, row: &Row) -> Option<(String, String)> {
     [row.name, row.file].into_iter().find_map(|name| {
         let key = match container {
             None => format!("{DOMAIN}/{name}"),
             Some(container) => format!("{name}.{DOMAIN}/{container}"),
         };
-        let value = pod.annotation(&key)?.trim().to_owned();
-        Some((key, value))
+        let value = pod.annotation(&key)?.trim();
+        Some((key, value.chars().take(LONGEST + 1).collect()))
     })
 }
 
@@ -137,6 +140,9 @@ pub(crate) fn settings<'a>(
                 .get(number)
                 .filter(|_| container.is_some() && row.is_inherited);
             let value = match (&asked, own) {
+                (Some((_, text)), _) if text.chars().count() > LONGEST => {
+                    Err(format!("longer than {LONGEST} characters"))
+                }
                 (Some((_, text)), _) => (row.value)(text, highest)
                     .map(Some)
                     .map_err(|error| format!("{error:#}")),
@@ -248,6 +254,13 @@ mod tests {
             let (own, _, refused) = of(json!({ "gcgroup.io/memory-limit": text }));
             assert_eq!(own, ["compute.priority 8", "compute.max max"], "{text}");
             assert_eq!(refused.len(), 1, "{text}");
+        }
+        let long = "9".repeat(200 << 10);
+        for key in ["memory-limit", "compute-max", "priority", "memory-swap-max"] {
+            let (_, _, refused) = of(json!({ format!("gcgroup.io/{key}"): long }));
+            assert_eq!(refused.len(), 1, "{key}");
+            assert!(refused[0].ends_with("longer than 100 characters"), "{key}");
+            assert!(refused[0].len() < 256, "{key}");
         }
         for (text, bytes) in [
             ("4Gi", "4294967296"),

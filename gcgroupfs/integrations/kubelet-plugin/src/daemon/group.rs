@@ -1,24 +1,12 @@
 //! Group of a pod or of a container: what is granted to it, and its settings.
 
-use std::collections::BTreeMap;
-
 use anyhow::{anyhow, bail};
 use gcgroup_client::Client;
 use nix::errno::Errno;
-use serde::Deserialize;
 
 use super::Limits;
 use crate::cards::Card;
 use crate::policy::{LIMIT, Setting};
-
-/// Line of the daemon's list of processes.
-#[derive(Debug, Deserialize)]
-struct Line {
-    device: Option<String>,
-    #[serde(default)]
-    group: Option<String>,
-    files: BTreeMap<String, String>,
-}
 
 /// Group of a pod or of a container.
 #[derive(Debug)]
@@ -63,12 +51,15 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Reads a number, or `max`.
-    fn number(&self, client: &mut Client, file: &str) -> anyhow::Result<u64> {
+    fn text(&self, client: &mut Client, file: &str) -> anyhow::Result<String> {
         let path = format!("{}/{file}", self.path);
         let text = client.get(&path)?;
-        let text = text.map_err(|refusal| anyhow!("cannot read {path}: {refusal}"))?;
-        Ok(text.trim().parse().unwrap_or(u64::MAX))
+        text.map_err(|refusal| anyhow!("cannot read {path}: {refusal}"))
+    }
+
+    /// Reads a number, or `max`.
+    fn number(&self, client: &mut Client, file: &str) -> anyhow::Result<u64> {
+        Ok(self.text(client, file)?.trim().parse().unwrap_or(u64::MAX))
     }
 
     /// Writes a setting. Returns why it is refused.
@@ -93,33 +84,30 @@ impl Group<'_> {
             return Ok(Some("more than the resources of the pod or container grant"));
         }
         let is_lowered = limit < self.number(client, LIMIT)?;
-        let is_below_use = is_lowered && limit < self.number(client, "memory.current")?;
-        if is_below_use && !self.can_swap(client)? {
+        let current = self.number(client, "memory.current")?;
+        if is_lowered && limit < current.saturating_sub(self.movable(client, current)?) {
             return Ok(Some(
-                "less than is in use by programs that were started without memory-swap-max",
+                "less than is in use and cannot move to host memory (memory-swap-max)",
             ));
         }
         Ok(None)
     }
 
-    /// Returns whether memory of a process of the group may move to host memory.
-    fn can_swap(&self, client: &mut Client) -> anyhow::Result<bool> {
-        const SWAP: &str = "memory.swap.max";
-        let text = client.list(&[SWAP])?;
-        let text = text.map_err(|refusal| anyhow!("cannot list processes: {refusal}"))?;
-        for line in text.lines() {
-            let Line { device, group, files } = serde_json::from_str(line)?;
-            let is_below = group.is_some_and(|group| {
-                let rest = group.trim_matches('/').strip_prefix(&self.path);
-                rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-            });
-            let has_swap = files.get(SWAP).is_some_and(|most| most.trim() != "0");
-            if device.is_none() && is_below && has_swap {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// Returns how many of the bytes in use may move to host memory.
+    fn movable(&self, client: &mut Client, current: u64) -> anyhow::Result<u64> {
+        let stat = self.text(client, "memory.stat")?;
+        let most = self.number(client, "memory.swap.max")?;
+        Ok(movable(&stat, current).min(most.saturating_sub(self.number(client, "memory.swap.current")?)))
     }
+}
+
+/// Returns how many of the bytes in use are neither pinned nor of contexts, by the text of `memory.stat`.
+fn movable(stat: &str, current: u64) -> u64 {
+    let words = stat.lines().filter_map(|line| line.split_once(' '));
+    let fixed = words.filter(|(key, _)| matches!(*key, "context" | "pinned_unswappable"));
+    fixed.fold(current, |rest, (_, bytes)| {
+        rest.saturating_sub(bytes.trim().parse().unwrap_or(u64::MAX))
+    })
 }
 
 /// Makes a group, if it is not there.
@@ -154,4 +142,18 @@ pub(super) fn sum(limits: &Limits) -> Option<u64> {
 /// Returns a limit as the daemon shows it.
 fn shown(limit: Option<u64>) -> String {
     limit.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn pinned_memory_and_contexts_do_not_move() {
+        let movable = |stat| super::movable(stat, 100);
+        assert_eq!(
+            movable("linear 90\ncontext 10\npinned_unswappable 30\nswapped 7\n"),
+            60
+        );
+        assert_eq!(movable("context 10\npinned_unswappable 95\n"), 0);
+        assert_eq!(movable("pinned_unswappable odd\n"), 0);
+    }
 }
