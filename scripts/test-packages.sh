@@ -127,6 +127,11 @@ for unit in /lib/systemd/system/gcgroup*.service; do
     [ -x "$program" ] || fail "$unit starts $program, which is absent"
 done
 
+# The demonstration, with the programs that are installed.
+ln -s /usr/lib/gcgroup-simulator /test/simgpu
+GCGROUP_BUILT=/test sh /test/demo.sh > /test/demo || fail "$(cat /test/demo)"
+tail -n 1 /test/demo
+
 # The daemon governs programs of this system on the simulated GPU.
 export GCGROUP_SOCKET=/tmp/socket SIMGPU_DIR=/tmp/sim
 mkdir /tmp/sim /tmp/mount
@@ -138,7 +143,6 @@ until grep -q 'gcgroupfs: ready' /test/log; do
     [ $tries -lt 600 ] && kill -0 $daemon || fail "$(cat /test/log)"
     sleep 0.1
 done
-gcgroup-simulator gcgroupfs run --memory-limit 1G -- gcgroup-load launches 10
 gcgroup-simulator gcgroupfs run --memory-limit 1G -- python3 /test/program.py /tmp/mount
 kill $daemon
 wait $daemon
@@ -200,7 +204,7 @@ for suite in ${SUITES:-bookworm trixie sid}; do
     mount -t proc proc "$root/proc"
     [ -e "$root/dev/fuse" ] || mknod "$root/dev/fuse" c 10 229
     mkdir "$root/test"
-    cp -a "$work/one" "$work/two" "$work/run" "$work/program.py" "$root/test"
+    cp -a "$work/one" "$work/two" "$work/run" "$work/program.py" "$repo/scripts/demo.sh" "$root/test"
     chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C sh /test/run
     say "passed in $suite: $(chroot "$root" ldd --version | head -1)"
     umount -l "$root/proc"
