@@ -8,9 +8,10 @@ has_namespaces() {
     unshare --mount --pid "$@" --fork --mount-proc true 2> /dev/null
 }
 
-# contained SECONDS OPTION... COMMAND [ARGUMENT...]: runs a command for so long at most, without an input, in
-# such namespaces. /dev/shm is an empty directory there. The cgroups $CGROUP and $CGROUP-*, a name that the
-# command inherits, are removed at the end. Leaves the script, with a message, where namespaces cannot be made.
+# contained SECONDS OPTION... COMMAND [ARGUMENT...]: runs a command for so long at most, without an input,
+# in such namespaces. /dev/shm is an empty directory there. The cgroups $CGROUP and $CGROUP-*, a name that
+# the command inherits, are removed at the end. Leaves the script, with a message, where namespaces cannot
+# be made.
 contained() {
     contained_seconds=$1
     shift

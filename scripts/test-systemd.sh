@@ -1,7 +1,7 @@
 #!/bin/sh
-# Tests the services under a real service manager: systemd --user, in namespaces that end with the script, runs
-# the units that install.sh installs, with a daemon on a simulated GPU. Needs root, /dev/fuse and a kernel with
-# takeover of mounts (Linux 6.9). Takes half a minute.
+# Tests the services under a real service manager: systemd --user, in namespaces that end with the script,
+# runs the units that install.sh installs, with a daemon on a simulated GPU. Needs root, /dev/fuse and a
+# kernel with takeover of mounts (Linux 6.9). Takes half a minute.
 set -eu
 
 usage() {

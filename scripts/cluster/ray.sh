@@ -1,6 +1,7 @@
 #!/bin/sh
-# Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges. Everything
-# runs in namespaces of its own, which end with this script (contained.sh): Ray is reachable from nowhere.
+# Tests gcgroup_ray with Ray: one cluster of several nodes, and a node of a user without privileges.
+#
+# Everything runs in namespaces that end with this script (contained.sh): Ray is reachable from nowhere.
 set -eu
 
 usage() {

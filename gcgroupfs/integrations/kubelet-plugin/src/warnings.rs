@@ -1,5 +1,5 @@
-//! Which reasons are told to the owners of pods, as events: each once while it holds, and few at a time, since
-//! users choose the annotations.
+//! Chooses the reasons that become events of pods: each once while it holds, and few at a time, since users
+//! choose the annotations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 /// Reasons of one pod that may be told at once.
 const BURST: u32 = 10;
 
-/// Interval after which one more may be told.
+/// Interval after which a pod may be told another reason.
 const REFILL: Duration = Duration::from_secs(30);
 
 /// A pod's UID, and the reason why one of its annotations changes nothing.
 pub(crate) type Refused = (String, String);
 
-/// What has been told of each pod.
+/// Reasons that have become events.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings {
     pods: BTreeMap<String, Told>,
