@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use support::{Config, Governed, Mount, python, repository, wait_for, wait_until};
+use support::{Config, Governed, Mount, python, repository, tree_for_all, wait_for, wait_until};
 
 use crate::driver::{Dir, DriverShell};
 use crate::suspend::{resume, suspend};
@@ -202,6 +202,42 @@ fn suspension_shows_in_table_tree_and_json() {
     wait_until("the group is resumed", || {
         json(&mount, &[])["groups"][1]["events"]["suspended"] == false
     });
+}
+
+#[test]
+fn command_line_is_shown_to_its_owner_and_root_only() {
+    let (mount, shell) = team();
+    let pid = shell.pid();
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).expect("the process lives");
+    let words: Vec<&str> = std::str::from_utf8(&bytes)
+        .expect("text")
+        .split_terminator('\0')
+        .collect();
+    let columns = ["--format", "pid,command"];
+    let listed = rows(&ls(&mount, &columns));
+    assert!(
+        listed.contains(&format!("{pid} {}", words.join(" "))),
+        "{listed:?}"
+    );
+    let process = &json(&mount, &[])["processes"][0];
+    assert_eq!(process["host"]["command"], words.join(" "));
+    assert!(
+        process["host"]["memory"]
+            .as_u64()
+            .is_some_and(|bytes| bytes > MIB)
+    );
+
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "1000", "--regid", "1000", "--clear-groups"]);
+    command
+        .arg(tree_for_all(mount.root()).join("bin/gcgroupfs"))
+        .env("GCGROUP_SOCKET", mount.socket());
+    let output = command.args(["ls", "--json"]).output().expect("setpriv runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    validate(&text);
+    let seen: Value = serde_json::from_str(&text).expect("JSON");
+    let host = &seen["processes"][0]["host"];
+    assert!(host["command"].is_null() && host["memory"].is_u64(), "{text}");
 }
 
 #[test]

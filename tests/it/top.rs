@@ -461,7 +461,11 @@ fn wrong_use_is_refused_with_reason() {
     };
     for (arguments, status, reason) in [
         (&[][..], 1, "not a terminal: use --batch or --once"),
-        (&["--sort", "nothing"], 2, "columns are pid, user, memory"),
+        (
+            &["--sort", "nothing"],
+            2,
+            "columns are pid, user, host_memory, memory",
+        ),
         (&["--once", "--batch"], 2, "cannot be used with"),
     ] {
         let (code, error) = refused(&mount, arguments);

@@ -4,6 +4,7 @@ mod activity;
 mod files;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
+mod host;
 mod parse;
 mod read;
 mod tree;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::activity::{Activities, Activity, POINTS, State, Target};
 pub use self::files::{FILES, Files, value};
+pub use self::host::Host;
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
 pub use self::tree::{Below, ancestors};
@@ -109,6 +111,9 @@ pub struct Process {
     pub comm: String,
     /// Path of its group, empty for the root; `None` if the client may not see it.
     pub group: Option<String>,
+    /// `None` unless asked for, and where the kernel tells nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Host>,
     #[serde(flatten)]
     pub usage: Usage,
     /// The devices that it uses or has used.

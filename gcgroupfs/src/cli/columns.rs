@@ -1,6 +1,7 @@
 //! Columns of `gcgroupfs ls` and `top`; a new column is a row here.
 
 use std::fmt::{self, Display};
+use std::time::Duration;
 
 use gcgroup_client::node::{FILES, Lease, State};
 use gcgroupfs_model::text::word;
@@ -144,6 +145,9 @@ pub(super) fn files(columns: &[&Column]) -> Vec<&'static str> {
     FILES.iter().filter(is_needed).copied().collect()
 }
 
+/// Columns of what the kernel tells of a process.
+const OF_HOST: &[&str] = &["command", "age", "cpu", "host_memory"];
+
 /// Columns that need two snapshots.
 const RATES: &[&str] = &["state", "usage"];
 
@@ -212,6 +216,32 @@ const COLUMNS: &[Column] = &[
         What::Process(process) => Value::text(&process.comm),
         What::Group(_) => Value::Absent,
     }),
+    text(
+        "command",
+        "command line, shown to the process's user and root",
+        |row| {
+            let command = row.host().and_then(|host| host.command.as_ref());
+            command.map_or(Value::Absent, |command| Value::Text(words(command)))
+        },
+    ),
+    number("age", "time since the process started", |row| {
+        let age = row
+            .host()
+            .map(|host| Duration::try_from_secs_f64(row.snapshot.time - host.start));
+        age.map_or(Value::Absent, |age| {
+            Value::Seconds(age.unwrap_or_default().as_secs())
+        })
+    }),
+    number("cpu", "CPU time so far", |row| {
+        let cpu = row.host().map(|host| host.cpu_usec / 1_000_000);
+        cpu.map_or(Value::Absent, Value::Seconds)
+    }),
+    number("host_memory", "host memory of the process (RSS)", |row| {
+        let memory = row.host().map(|host| host.memory);
+        memory.map_or(Value::Absent, Value::Bytes)
+    })
+    .top("HOST", 6, Descending)
+    .wide(),
     text("group", "path of the group; - if it is hidden", |row| {
         let path = row.group();
         path.map_or(Value::Absent, |path| Value::Text(format!("/{}", word(path))))
@@ -351,7 +381,16 @@ const COLUMNS: &[Column] = &[
     text("name", "", |row| {
         let (indent, name) = ("  ".repeat(row.depth), row.name());
         let shown = match row.what() {
-            What::Process(_) => format!("{indent}{name}"),
+            What::Process(_) => {
+                let command = row.host().and_then(|host| host.command.as_ref());
+                // Without the directory of the program.
+                let short = command.map(|command| {
+                    let (program, rest) = command.split_once(' ').unwrap_or((command, ""));
+                    let program = program.rsplit('/').next().unwrap_or(program);
+                    words(format!("{program} {rest}").trim_end())
+                });
+                format!("{indent}{}", short.unwrap_or_else(|| name.clone()))
+            }
             What::Group(group) => {
                 let fold = if row.is_folded { '+' } else { '-' };
                 let lease = group.lease.as_ref().map_or_else(String::new, lease);
@@ -362,6 +401,12 @@ const COLUMNS: &[Column] = &[
     })
     .top("NAME", 0, Ascending),
 ];
+
+/// Returns a command line in printable characters.
+fn words(command: &str) -> String {
+    let words: Vec<String> = command.split(' ').map(|part| word(part).to_string()).collect();
+    words.join(" ")
+}
 
 /// Describes the rest of a lease.
 fn lease(lease: &Lease) -> String {
@@ -392,6 +437,11 @@ impl Column {
     /// Returns the title in `ls`.
     pub(super) fn title(&self) -> String {
         self.name.to_uppercase()
+    }
+
+    /// Returns whether the column shows what the kernel tells of a process.
+    pub(super) fn is_of_host(&self) -> bool {
+        OF_HOST.contains(&self.name)
     }
 
     /// Returns whether the column needs two snapshots.

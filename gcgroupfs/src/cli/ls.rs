@@ -60,6 +60,9 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     if !arguments.json {
         reader.only(columns::files(&arguments.columns()));
     }
+    if arguments.json || arguments.columns().iter().any(|column| column.is_of_host()) {
+        reader.with_host();
+    }
     if arguments.columns().iter().any(|column| column.needs_rates()) {
         activities.update(&reader.read()?);
         std::thread::sleep(RATES);

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use gcgroup_client::node::{Activity, Group, OnDevice, Process, Snapshot, Suspension, Target, Usage};
+use gcgroup_client::node::{Activity, Group, Host, OnDevice, Process, Snapshot, Suspension, Target, Usage};
 use gcgroupfs_model::text::word;
 
 /// A process or a group; in a table, on one GPU that it uses.
@@ -72,6 +72,14 @@ impl Row {
             What::Group(group) => group.path.rsplit('/').next().unwrap_or_default(),
         })
         .to_string()
+    }
+
+    /// Returns what the kernel tells of the process.
+    pub(super) fn host(&self) -> Option<&Host> {
+        match self.what() {
+            What::Process(process) => process.host.as_ref(),
+            What::Group(_) => None,
+        }
     }
 
     /// Returns the process's user, or the group's owner.

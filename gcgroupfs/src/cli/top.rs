@@ -108,6 +108,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
         }
         None => {
             let mut reader = Reader::new(socket);
+            reader.with_host();
             let snapshot = reader.read()?;
             (Source::Daemon(reader, socket.to_owned()), vec![snapshot])
         }

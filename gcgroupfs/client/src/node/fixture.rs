@@ -24,6 +24,7 @@ fn process(pid: u32, uid: u32, group: Option<&str>, devices: &[(usize, u64)]) ->
         user: uid.to_string(),
         comm: "train".into(),
         group: group.map(str::to_owned),
+        host: None,
         usage: usage(devices.iter().map(|(_, current)| current).sum(), None),
         devices: devices.iter().map(on).collect(),
     }

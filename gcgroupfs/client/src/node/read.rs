@@ -8,6 +8,7 @@ use anyhow::Context;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::host::Host;
 use super::users::Users;
 use super::{
     DEVICE_STAT, FILES, Files, Group, Lease, OnDevice, Process, Snapshot, Usage, VERSION, ancestors,
@@ -22,6 +23,7 @@ pub struct Reader {
     client: Option<Client>,
     /// Files to read; `None`: [`FILES`].
     files: Option<Vec<&'static str>>,
+    with_host: bool,
     users: Users,
 }
 
@@ -52,6 +54,7 @@ impl Reader {
             socket: socket.to_owned(),
             client: None,
             files: None,
+            with_host: false,
             users: Users::default(),
         }
     }
@@ -59,6 +62,11 @@ impl Reader {
     /// Reads no other files than these, so that long lists take less time.
     pub fn only(&mut self, files: Vec<&'static str>) {
         self.files = Some(files);
+    }
+
+    /// Reads also what the kernel tells of each process.
+    pub fn with_host(&mut self) {
+        self.with_host = true;
     }
 
     /// Uses this connection, whose limits of time are the caller's.
@@ -152,6 +160,7 @@ impl Reader {
                     user: self.users.name(line.uid),
                     comm: line.comm,
                     group: line.group,
+                    host: self.with_host.then(|| Host::read(pid, line.uid)).flatten(),
                     usage,
                     devices: Vec::new(),
                 }),
