@@ -312,8 +312,23 @@ fn user_reaches_and_changes_what_the_daemon_lets_that_user() {
 }
 
 #[test]
+fn command_within_a_command_finds_the_files() {
+    let mount = Mount::new();
+    let process = on_gpu(&mount, 0, MIB);
+    let program = artifacts().gcgroupfs();
+    let read = format!(
+        "cat /sys/kernel/debug/nvidia-uvm/processes/{}/0/memory.current",
+        process.pid()
+    );
+    let nested = format!("{0} gvm {read}; {0} gvm true; {read}", program.display());
+    assert_eq!(succeeds(&script(&mount, &nested)), format!("{MIB}\n{MIB}\n"));
+}
+
+#[test]
 fn exit_status_is_that_of_the_command() {
     let mount = Mount::new();
+    // It may end before its files are served.
+    (0..30).for_each(|_| assert_eq!(succeeds(&script(&mount, ":")), ""));
     let code = |output: Output| output.status.code();
     assert_eq!(code(script(&mount, "exit 7")), Some(7));
     let gcgroupfs = |arguments: &[&str]| mount.gcgroupfs(arguments).output().expect("it runs");

@@ -26,7 +26,8 @@ pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
 pub use watch::Watch;
 
 use abort::{abort_dead, is_connected};
-use mountinfo::{Entry, TYPE, mounts, ours};
+use mountinfo::{Entry, TYPE, entries, mounts, ours};
+use watch::hidden_by;
 
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -179,9 +180,18 @@ fn detach(point: &Path) -> io::Result<()> {
     }
 }
 
+/// Returns the mount that is reached at `point`; none if another one lies over a directory above.
+fn visible_at(point: &Path) -> io::Result<Option<Entry>> {
+    let text = fs::read_to_string("/proc/self/mountinfo")?;
+    let mut all: Vec<Entry> = entries(&text).collect();
+    let top = all.iter().rposition(|entry| entry.point == point);
+    let top = top.filter(|at| hidden_by(&all, point, all[*at].device).is_none());
+    Ok(top.map(|at| all.swap_remove(at)))
+}
+
 /// Detaches every gcgroupfs mount at `point` for which no daemon answers.
 fn replace_dead(point: &Path, source: &Path) -> io::Result<()> {
-    while let Some(top) = mounts(point)?.last().filter(|top| top.is_ours) {
+    while let Some(top) = visible_at(point)?.filter(|top| top.is_ours) {
         if top.source != source && is_alive(point)? {
             return Err(io::Error::new(
                 ErrorKind::ResourceBusy,

@@ -77,7 +77,11 @@ pub fn serve(view: impl View, device: OwnedFd) -> io::Result<()> {
         since: SystemTime::now(),
     };
     // The kernel checks access: it lets no other user reach the mount.
-    Session::from_fd(adapter, device, SessionACL::All, fuser::Config::default())?.run()
+    match Session::from_fd(adapter, device, SessionACL::All, fuser::Config::default()) {
+        // Unmounted before the first request was read.
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+        session => session?.run(),
+    }
 }
 
 struct Adapter<V> {

@@ -76,7 +76,7 @@ impl Watch {
 
 /// Returns a mount that hides ours: one at the same point or above it on which ours is not mounted, directly
 /// or through others.
-fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
+pub(super) fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
     let is_it = |entry: &&Entry| entry.is_ours && entry.device == device && entry.point == point;
     let ours = all.iter().rfind(is_it)?;
     let below = |entry: &&Entry| {
