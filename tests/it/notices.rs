@@ -39,8 +39,8 @@ fn victim(mount: &Mount) -> Governed {
     victim
 }
 
-fn notice_file(mount: &Mount, pid: i32) -> File {
-    File::open(mount.file(pid, "memory.notice")).expect("the file can be opened")
+fn notice_file(mount: &Mount, directory: impl ToString) -> File {
+    File::open(mount.file(directory, "memory.notice")).expect("the file can be opened")
 }
 
 fn text(file: &File) -> String {
@@ -128,6 +128,9 @@ fn memory_moves_after_the_grace_period_of_a_deaf_program() {
     let file = notice_file(&mount, victim.pid());
     wait_for_change(&file);
     assert_eq!(text(&file), format!("available {}\n", 32 * MIB));
+    let on_device = notice_file(&mount, format!("{}/0", victim.pid()));
+    wait_for_change(&on_device);
+    drop(on_device);
     let begun = Instant::now();
     other.say(&format!("alloc linear {}", 64 * MIB));
     wait_for_change(&file);

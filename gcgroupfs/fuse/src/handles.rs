@@ -100,16 +100,19 @@ impl Handles {
         self.files.lock().open(file.opener.uid, 1, file).map(FileHandle)
     }
 
-    /// Returns the inode if the file has been polled, and no other open file of it has.
-    pub(super) fn close_file(&self, FileHandle(handle): FileHandle) -> Option<INodeNo> {
+    /// Closes an open file. If it has been polled, returns its inode and those of the open files of the same
+    /// entity that have been, too.
+    pub(super) fn close_file(&self, FileHandle(handle): FileHandle) -> Option<(INodeNo, Vec<INodeNo>)> {
         let mut files = self.files.lock();
         let OpenFile { ino, polled, .. } = files.close(handle)?;
         let polled = polled?;
         if let Some(pollers) = self.pollers.get() {
             pollers.remove(polled.to_le_bytes());
         }
-        let is_polled = |file: &OpenFile| file.ino == ino && file.polled.is_some();
-        (!files.iter().any(|(_, file)| is_polled(file))).then_some(ino)
+        let is_polled =
+            |file: &&OpenFile| file.polled.is_some() && inode::entity(file.ino) == inode::entity(ino);
+        let others = files.iter().map(|(_, file)| file).filter(is_polled);
+        Some((ino, others.map(|file| file.ino).collect()))
     }
 
     /// Returns the opener of the file that `caller` uses.

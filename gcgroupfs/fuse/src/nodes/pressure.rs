@@ -37,9 +37,14 @@ impl Nodes {
     /// Closes an open file and ends its trigger.
     pub(in super::super) fn close(&self, handle: FileHandle) {
         self.triggers.remove(handle);
-        let unpolled = self.handles.close_file(handle);
-        if let Some(Ok(Node::File(directory, file))) = unpolled.map(|ino| self.node(ino)) {
-            file.set_polled(&self.tree, directory, false);
+        let Some((closed, others)) = self.handles.close_file(handle) else {
+            return;
+        };
+        let others = others.into_iter().map(|ino| (ino, true));
+        for (ino, is_polled) in [(closed, false)].into_iter().chain(others) {
+            if let Ok(Node::File(directory, file)) = self.node(ino) {
+                file.set_polled(&self.tree, directory, is_polled);
+            }
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use gcgroup_client::{Answered, Client};
 use gcgroupfs_fuse::view::{Kind, ROOT, View};
@@ -13,6 +15,9 @@ use super::number;
 
 /// Directories per physical GPU, for its MIG instances.
 const PER_GPU: u8 = 8;
+
+/// Time in which a process usually answers which of its kernels have ended.
+const ANSWER: Duration = Duration::from_millis(10);
 
 /// Where a file lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -332,7 +337,15 @@ impl View for Gvm {
                     "PID\n".to_owned() + &pids.iter().map(|pid| format!("{pid}\n")).collect::<String>()
                 );
             }
-            (Text(name), place) => return self.get(place, name),
+            (Text(name), place) => {
+                let text = self.get(place, name)?;
+                if text.ends_with(" 0\n") {
+                    return Ok(text);
+                }
+                // Kernels are pending, or the process has not answered: the socket does not wait for it.
+                thread::sleep(ANSWER);
+                return self.get(place, name);
+            }
             (Shown(name) | Setting(name, _), place) => self.number(place, name)?,
             (Kept(_), _) => *self.kept.lock().get(at).ok_or(Errno::ENOENT)?,
         };

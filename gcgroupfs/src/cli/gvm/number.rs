@@ -6,13 +6,14 @@ use nix::errno::Errno;
 const TOO_LONG: usize = 32;
 
 /// Parses one write as `kstrtoul` of the Linux kernel does, in base 10: digits, a plus sign before them and a
-/// newline after them or not.
+/// newline after them or not. The text ends at a NUL.
 ///
 /// # Errors
 /// * `EINVAL`: anything else, or 32 bytes and more.
 /// * `ERANGE`: 2^64 and more.
 pub(super) fn parse(data: &[u8]) -> nix::Result<u64> {
-    let text = std::str::from_utf8(data).map_err(|_| Errno::EINVAL)?;
+    let end = data.iter().position(|byte| *byte == 0).unwrap_or(data.len());
+    let text = std::str::from_utf8(&data[..end]).map_err(|_| Errno::EINVAL)?;
     let digits = text.strip_suffix('\n').unwrap_or(text);
     let digits = digits.strip_prefix('+').unwrap_or(digits);
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -50,6 +51,8 @@ mod tests {
         for (text, expected) in [
             ("0", Ok(0)),
             ("1\n", Ok(1)),
+            ("1\n\0x", Ok(1)),
+            ("\x001", Err(Errno::EINVAL)),
             ("+6000000001", Ok(6_000_000_001)),
             ("007\n", Ok(7)),
             ("18446744073709551615\n", Ok(u64::MAX)),
