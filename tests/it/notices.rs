@@ -107,7 +107,10 @@ fn cache_that_shrinks_in_time_moves_nothing() {
             mount.kill9();
             mount.restart();
             mount.write("", "memory.notice.grace", "1000");
-            wait_until("the cache is governed again", || mount.governs(cache.pid()));
+            let pids = [cache.pid(), other.pid()];
+            wait_until("both are governed again", || {
+                pids.iter().all(|pid| mount.governs(*pid))
+            });
             wait_until("it reads notices again", || {
                 cache.line_now().is_some_and(|line| line.starts_with("available"))
             });
