@@ -208,7 +208,7 @@ fn values_are_accepted_and_refused_as_by_gvm() {
         if file == "eviction.grace_period_ms" {
             assert_eq!(mount.read("", "memory.notice.grace"), "90");
             assert_eq!(view.write(file, b"5000"), Ok(()));
-            assert_eq!(view.read(file), "1000\n");
+            assert_eq!(view.read(file), "3000\n");
         }
     }
 }

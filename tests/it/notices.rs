@@ -17,13 +17,13 @@ const MIB: u64 = 1 << 20;
 const NR_BLOCKS: u64 = 6;
 const BLOCK: u64 = 16 * MIB;
 
-/// Mounts a GPU of 128 MiB whose contexts take no memory, and on which programs have 1 s after a notice.
+/// Mounts a GPU of 128 MiB whose contexts take no memory, and on which programs have 3 s after a notice.
 fn mount() -> Mount {
     let config = Config::default()
         .env("SIMGPU_CONTEXT_MEMORY", 0)
         .env("SIMGPU_MEMORY", "128M");
     let mount = Mount::with(config.without_turns());
-    mount.write("", "memory.notice.grace", "1000");
+    mount.write("", "memory.notice.grace", "3000");
     mount
 }
 
@@ -106,7 +106,7 @@ fn cache_that_shrinks_in_time_moves_nothing() {
         if kind == "Python" {
             mount.kill9();
             mount.restart();
-            mount.write("", "memory.notice.grace", "1000");
+            mount.write("", "memory.notice.grace", "3000");
             let pids = [cache.pid(), other.pid()];
             wait_until("both are governed again", || {
                 pids.iter().all(|pid| mount.governs(*pid))
@@ -141,11 +141,11 @@ fn memory_moves_after_the_grace_period_of_a_deaf_program() {
     let words = told.trim_end().split_once(" deadline_usec=").expect("a notice");
     assert_eq!(words.0, format!("evict target={}", 32 * MIB));
     assert!(
-        words.1.parse::<u64>().is_ok_and(|usec| usec <= 1_000_000),
+        words.1.parse::<u64>().is_ok_and(|usec| usec <= 3_000_000),
         "{told}"
     );
     assert!(other.line().is_some_and(|line| line.starts_with("allocated ")));
-    assert!(begun.elapsed() >= Duration::from_secs(1), "it had its time");
+    assert!(begun.elapsed() >= Duration::from_secs(3), "it had its time");
     wait_for_change(&file);
     assert_eq!(text(&file), "available 0\n");
     let dir = Dir::of(&mount, victim.pid());
@@ -226,11 +226,11 @@ fn memory_turns_give_notice_and_go_on() {
 }
 
 #[test]
-fn grace_is_a_number_of_milliseconds_up_to_a_second() {
+fn grace_is_a_number_of_milliseconds_up_to_three_seconds() {
     let mut mount = Mount::new();
     let file = "memory.notice.grace";
     assert_eq!(mount.read("", file), "100");
-    for (value, errno) in [("x", libc::EINVAL), ("-1", libc::EINVAL), ("1001", libc::ERANGE)] {
+    for (value, errno) in [("x", libc::EINVAL), ("-1", libc::EINVAL), ("3001", libc::ERANGE)] {
         let error = mount.try_write("", file, value).expect_err("it is refused");
         assert_eq!(error.raw_os_error(), Some(errno), "{value}");
         assert_eq!(mount.read("", file), "100");

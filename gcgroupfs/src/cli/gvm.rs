@@ -50,7 +50,7 @@ machine's debugfs is untouched. Without root it runs in a user namespace, in whi
 The files are the daemon's in GVM's form: a GPU's directory is its index times 8 and there while the process has used the GPU, \
 no limit is 18446744073709551615, and values are accepted and refused as by GVM. memory.limit and memory.limit.high are \
 memory.limit; memory.limit.low and .min are memory.low and memory.min. Priority 16 is stored as 15. eviction.grace_period_ms is \
-memory.notice.grace, at most 1000. memory.watermark.* and eviction.notify_throttle_ms \
+memory.notice.grace, at most 3000. memory.watermark.* and eviction.notify_throttle_ms \
 keep what is written, as long as the view lives, and have no effect. chmod and chown are accepted and change nothing: only \
 the calling user reaches the files, and writes what the daemon lets that user write.
 

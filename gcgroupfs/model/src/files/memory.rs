@@ -82,7 +82,7 @@ pub(super) const FILES: &[ControlFile] = &[
             |view| Ok(value(view.notice_grace())),
             |edit, text| edit.set_notice_grace(text),
         ),
-        doc: "Milliseconds between a notice in memory.notice and the move, 0 to 1000; 0: no notice is given. Only root \
+        doc: "Milliseconds between a notice in memory.notice and the move, 0 to 3000; 0: no notice is given. Only root \
               writes it; it is kept until the machine restarts.",
     },
     ControlFile {

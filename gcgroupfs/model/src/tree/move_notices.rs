@@ -12,9 +12,10 @@ use super::{Edit, Notice, Scope, State, View, enforce};
 use crate::error::{Error, Result};
 use crate::text::parse_number;
 
-/// Time between a notice and the move unless written, and the longest, milliseconds.
+/// Time between a notice and the move unless written, and the longest, milliseconds: memory turns take a
+/// process to be stuck that moves nothing for 5 s, and an allocation waits 10 s for room.
 const GRACE: u32 = 100;
-pub const MOST_GRACE: u32 = 1000;
+pub const MOST_GRACE: u32 = 3000;
 
 /// For how long a program that has read the file is a reader, nanoseconds: one that does not poll reads again
 /// within this time.
@@ -101,9 +102,9 @@ impl Edit<'_> {
     ///
     /// # Errors
     /// * `EINVAL`: not a number.
-    /// * `ERANGE`: more than 1000.
+    /// * `ERANGE`: more than 3000.
     pub fn set_notice_grace(&mut self, text: &str) -> Result<()> {
-        let msec = parse_number(text, MOST_GRACE.into(), "milliseconds (from 0 to 1000)")?;
+        let msec = parse_number(text, MOST_GRACE.into(), "milliseconds (from 0 to 3000)")?;
         let msec = u32::try_from(msec).unwrap_or(MOST_GRACE);
         let root = &mut self.state.root;
         if root.notice_grace() != Some(msec) {
