@@ -10,8 +10,12 @@ use gcgroup_abi::REQUIRED_FILE;
 use gcgroup_client::Refusal;
 use gcgroup_client::node::{Device, read_devices};
 use nix::errno::Errno;
+use serde_json::Value;
 
 use crate::spank;
+
+const PROCS: &str = "gcgroup.procs";
+const PEAK: &str = "memory.peak";
 
 /// Longest wait for a daemon that is being restarted.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -68,6 +72,14 @@ impl Client {
         read_devices(&mut self.0)
     }
 
+    /// Returns whether another group beside a group has used memory of a GPU, and has no processes any more.
+    ///
+    /// # Errors
+    /// No daemon answers, or the daemon refuses.
+    pub(crate) fn is_one_ended_beside(&mut self, group: &str) -> anyhow::Result<bool> {
+        is_one_ended_beside(&self.0.list_groups(&[PROCS, PEAK])??, group)
+    }
+
     /// Writes a control file.
     ///
     /// # Errors
@@ -76,6 +88,25 @@ impl Client {
         let set = self.0.set(path, value)?;
         set.map_err(|refusal| anyhow!("{path} = {value}: {}", refusal.reason()))
     }
+}
+
+fn is_one_ended_beside(text: &str, own: &str) -> anyhow::Result<bool> {
+    let parent = |group: &str| {
+        group
+            .trim_matches('/')
+            .rsplit_once('/')
+            .map(|(parent, _)| parent.to_owned())
+    };
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line)?;
+        let group = line["group"].as_str().unwrap_or_default();
+        let is_beside = parent(group) == parent(own) && group.trim_matches('/') != own.trim_matches('/');
+        let is = |file: &str, text| line["files"][file].as_str().is_some_and(|it| it.trim() == text);
+        if line["device"].is_null() && is_beside && is(PROCS, "") && !is(PEAK, "0") {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Makes the file beside the socket that refuses CUDA to new processes while no daemon answers, also where
@@ -106,5 +137,31 @@ pub(crate) fn begin_patiently(socket: &Path, group: &str, name: &str) -> anyhow:
             }) if Instant::now() < deadline => thread::sleep(RETRY),
             Err(refusal) => bail!("group {group}/{name}: {}", refusal.reason()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn steps_that_have_used_a_gpu_and_ended_are_found() {
+        let line = |group: &str, device: &str, procs: &str, peak: &str| {
+            format!(
+                "{{\"group\":\"{group}\",\"device\":{device},\
+                 \"files\":{{\"gcgroup.procs\":\"{procs}\",\"memory.peak\":\"{peak}\\n\"}}}}\n"
+            )
+        };
+        let is_found = |text: &str| super::is_one_ended_beside(text, "slurm/job_1/step_batch").unwrap();
+        let text = [
+            line("slurm/job_1", "null", "", "9"),
+            line("slurm/job_1/step_batch", "null", "", "9"),
+            line("slurm/job_1/step_0", "\"0\"", "", "9"),
+            line("slurm/job_1/step_0", "null", "5\\n", "9"),
+            line("slurm/job_1/step_1", "null", "", "0"),
+            line("slurm/job_2/step_0", "null", "", "9"),
+        ];
+        assert!(!is_found(&text.concat()));
+        assert!(is_found(
+            &(text.concat() + &line("slurm/job_1/step_2", "null", "", "9"))
+        ));
     }
 }

@@ -50,6 +50,11 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// Returns whether it is the script of sbatch.
+    pub(crate) fn is_batch(&self) -> bool {
+        self.name == step_name(BATCH)
+    }
+
     /// Makes the group and sets its limits. `None`: the step has no GPU and no options, and its group could
     /// not be made.
     ///

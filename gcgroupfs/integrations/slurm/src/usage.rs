@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
@@ -20,6 +20,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// File that is locked while a comment changes.
 const LOCK: &str = "/run/gcgroup-slurm.lock";
+
+/// Longest wait of a script's step for other steps of its job, and the pause between two looks.
+const STEPS: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Attempts to add to the comment of a job, to which other nodes may be adding.
 const ATTEMPTS: u32 = 5;
@@ -56,7 +60,11 @@ pub(crate) fn store(arguments: &Arguments, step: &Step) -> anyhow::Result<()> {
     if !arguments.usage && arguments.usage_log.is_none() {
         return Ok(());
     }
-    let usage = read(&mut Client::connect_patiently(&arguments.socket)?, &step.group)?;
+    let mut client = Client::connect_patiently(&arguments.socket)?;
+    let usage = read(&mut client, &step.group)?;
+    if arguments.usage && step.is_batch() {
+        wait_for_steps(&mut client, step);
+    }
     if usage.gpu_usec == 0 && usage.peak == 0 {
         return Ok(());
     }
@@ -72,6 +80,15 @@ pub(crate) fn store(arguments: &Arguments, step: &Step) -> anyhow::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Waits until the job's steps on this node whose processes have ended are gone. They store their use too,
+/// and Slurm kills them, and takes no comment, once the step of the job's script has ended.
+fn wait_for_steps(client: &mut Client, step: &Step) {
+    let deadline = Instant::now() + STEPS;
+    while client.is_one_ended_beside(&step.group).unwrap_or(false) && Instant::now() < deadline {
+        thread::sleep(LOOK);
+    }
 }
 
 fn read(client: &mut Client, group: &str) -> anyhow::Result<Usage> {
