@@ -11,7 +11,7 @@ in_hook! {
     use gcgroup_abi::Kind;
 
     use crate::calls::vmm::Bound;
-    use crate::calls::{array, capture, context, context_switch, graph_devices, graph_exec, graph_memory, green, host, ipc, linear, nvml, pool, query, report, sparse, streams, swap, synchronize, vmm};
+    use crate::calls::{array, capture, context, context_switch, graph_devices, graph_exec, graph_memory, green, host, ipc, linear, module, nvml, pool, query, report, sparse, streams, swap, synchronize, vmm};
     use crate::driver::cuda::*;
     use crate::driver;
     use crate::driver::nvml::*;
@@ -232,22 +232,71 @@ hooks! {
     group Tracked "graphs and modules: the devices that a graph works on";
 
     fn cuGraphDestroy(graph: CUgraph) @10000 => |next| graph_devices::destroy(graph, next);
-    fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| graph_devices::load(module, next);
-    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| graph_devices::load(module, next);
+    fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| module::load(module, next);
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| module::load(module, next);
     fn cuModuleLoadDataEx(
         module: *mut CUmodule, image: *const c_void, num_options: c_uint, options: *mut c_uint,
         option_values: *mut *mut c_void,
-    ) @2010 => |next| graph_devices::load(module, next);
+    ) @2010 => |next| module::load(module, next);
     fn cuModuleLoadFatBinary(
         module: *mut CUmodule, fat_cubin: *const c_void,
-    ) @2000 => |next| graph_devices::load(module, next);
-    fn cuModuleUnload(module: CUmodule) @2000 => |next| graph_devices::unload(module, next);
+    ) @2000 => |next| module::load(module, next);
+    fn cuModuleUnload(module: CUmodule) @2000 => |next| module::unload(module, next);
+    fn cuModuleGetFunction(
+        function: *mut CUfunction, module: CUmodule, name: *const c_char,
+    ) @2000 => |next| module::use_module(module, next);
+    fn cuModuleEnumerateFunctions(
+        functions: *mut CUfunction, num_functions: c_uint, module: CUmodule,
+    ) @12040 => |next| module::functions(functions, num_functions, module, next);
+    fn cuModuleGetGlobal(
+        address: *mut c_uint, bytes: *mut c_uint, module: CUmodule, name: *const c_char,
+    ) @2000 => |next| module::use_module(module, next);
+    fn cuModuleGetGlobal_v2(
+        address: *mut CUdeviceptr, bytes: *mut usize, module: CUmodule, name: *const c_char,
+    ) @3020 => |next| module::use_module(module, next);
+    fn cuModuleGetTexRef(
+        reference: *mut *mut c_void, module: CUmodule, name: *const c_char,
+    ) @2000 => |next| module::use_module(module, next);
+    fn cuModuleGetSurfRef(
+        reference: *mut *mut c_void, module: CUmodule, name: *const c_char,
+    ) @3000 => |next| module::use_module(module, next);
+    fn cuFuncLoad(function: CUfunction) @12040 => |next| module::load_function(function, next);
     fn cuLibraryGetModule(
         module: *mut CUmodule, library: CUlibrary,
-    ) @12000 => |next| graph_devices::load(module, next);
+    ) @12000 => |next| module::get_module(module, library, next);
     fn cuKernelGetFunction(
         function: *mut CUfunction, kernel: CUkernel,
-    ) @12000 => |next| graph_devices::get_function(function, next);
+    ) @12000 => |next| module::get_function(function, kernel, next);
+
+    group Tracked "libraries and limits of contexts: memory of unknown size, which is measured";
+
+    fn cuLibraryLoadData(
+        library: *mut CUlibrary, code: *const c_void, jit_options: *mut c_uint, jit_option_values: *mut *mut c_void,
+        num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void,
+        num_library_options: c_uint,
+    ) @12000 => |next| module::load_library(library, next);
+    fn cuLibraryLoadFromFile(
+        library: *mut CUlibrary, name: *const c_char, jit_options: *mut c_uint, jit_option_values: *mut *mut c_void,
+        num_jit_options: c_uint, library_options: *mut c_uint, library_option_values: *mut *mut c_void,
+        num_library_options: c_uint,
+    ) @12000 => |next| module::load_library(library, next);
+    fn cuLibraryUnload(library: CUlibrary) @12000 => |next| module::unload_library(library, next);
+    fn cuLibraryGetKernel(
+        kernel: *mut CUkernel, library: CUlibrary, name: *const c_char,
+    ) @12000 => |next| module::get_kernel(kernel, library, next);
+    fn cuLibraryEnumerateKernels(
+        kernels: *mut CUkernel, num_kernels: c_uint, library: CUlibrary,
+    ) @12040 => |next| module::kernels(kernels, num_kernels, library, next);
+    fn cuLibraryGetGlobal(
+        address: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char,
+    ) @12000 => |next| module::use_library(library, next);
+    fn cuLibraryGetManaged(
+        address: *mut CUdeviceptr, bytes: *mut usize, library: CUlibrary, name: *const c_char,
+    ) @12000 => |next| module::use_library(library, next);
+    fn cuLibraryGetUnifiedFunction(
+        function: *mut *mut c_void, library: CUlibrary, symbol: *const c_char,
+    ) @12000 => |next| module::use_library(library, next);
+    fn cuCtxSetLimit(limit: c_uint, value: usize) @3010 => |next| module::set_limit(limit, value, next);
 
     group Charged "physical memory by handle";
 

@@ -265,6 +265,24 @@ const GRAPH: &[&str] = &[
     "cuGraphLaunch $exec $stream",
 ];
 
+/// Takes 8 MiB for modules, for libraries and for stacks.
+const GROWING: [&[&str]; 5] = [
+    &["cuModuleLoadData &module &code"],
+    &[
+        "cuModuleLoadData &module &code",
+        "cuModuleGetFunction &function $module &entry",
+    ],
+    &[
+        "cuLibraryLoadData &library &code 0 0 0 0 0 0",
+        "cuLibraryGetKernel &kernel $library &entry",
+    ],
+    &[
+        "cuLibraryLoadData &library &code 0 0 0 0 0 0",
+        "cuLibraryGetModule &module $library",
+    ],
+    &["cuCtxCreate_v2 &other 0 0", "cuCtxSetLimit 2 16777216"],
+];
+
 /// Frees 8 MiB on a stream that waits for `word` and is destroyed.
 const DESTROYED: &[&str] = &[
     "cuStreamCreate &gone 1",
@@ -338,6 +356,55 @@ fn limit_holds_while_any_call_of_the_hook_fails() {
         let used = truth.used(pid, 0);
         if used > LIMIT + STEP {
             exceeded.push(format!("{used} with graphs while {name} fails"));
+        }
+    }
+    assert_eq!(exceeded, [""; 0]);
+}
+
+#[test]
+fn modules_exceed_no_limit_while_any_call_of_the_hook_fails() {
+    const LIMIT: u64 = 64 * MIB;
+    const CODE: u64 = 8 * MIB;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
+    let truth = mount.truth();
+    let mut exceeded = Vec::new();
+    for (at, name) in own_calls("cu").iter().enumerate() {
+        let environment = [
+            ("SIMGPU_FAULTS", &*format!("{name}={FAULT}")),
+            ("SIMGPU_CODE_SIZE", &CODE.to_string()),
+            ("GCGROUP_MEMORY_LIMIT", &LIMIT.to_string()),
+        ];
+        let mut calls = Calls::with(&mount, true, &environment);
+        let code = ".version 7.8\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n\0";
+        for (variable, text) in [("code", code), ("entry", "nothing\0")] {
+            let hex: String = text.bytes().map(|byte| format!("{byte:02x}")).collect();
+            calls.fill(variable, &hex);
+        }
+        let _ = calls.call("cuInit 0");
+        let contexts = GROWING
+            .iter()
+            .map(|growing| ("cuCtxCreate_v2 &context 0 0", growing));
+        // Each way in a context of its own, and one of them in the primary context, which stays.
+        let primary = (
+            "cuDevicePrimaryCtxRetain &primary 0",
+            &GROWING[at % GROWING.len()],
+        );
+        for (make, growing) in contexts.chain([primary]) {
+            if make == primary.0 {
+                let _ = calls
+                    .call(make)
+                    .and_then(|()| calls.call("cuCtxSetCurrent $primary"));
+            } else {
+                let _ = calls.call(make);
+            }
+            for _ in 0..14 {
+                let _ = growing.iter().try_for_each(|call| calls.call(call));
+            }
+            let used = truth.used(calls.pid(), 0);
+            if used > LIMIT + 2 * CODE {
+                exceeded.push(format!("{used} by {growing:?} while {name} fails"));
+            }
+            let _ = calls.call("cuCtxDestroy_v2 $context");
         }
     }
     assert_eq!(exceeded, [""; 0]);

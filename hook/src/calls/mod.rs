@@ -13,6 +13,7 @@ pub(crate) mod green;
 pub(crate) mod host;
 pub(crate) mod ipc;
 pub(crate) mod linear;
+pub(crate) mod module;
 pub(crate) mod nvml;
 pub(crate) mod pool;
 pub(crate) mod query;

@@ -49,6 +49,17 @@ calls! {
     fn cuCtxPushCurrent_v2(context: CUcontext);
     fn cuCtxPopCurrent_v2(context: &mut CUcontext);
     fn cuCtxDestroy_v2(context: CUcontext);
+    fn cuCtxGetLimit(value: &mut usize, limit: c_uint);
+    fn cuCtxSetLimit(limit: c_uint, value: usize);
+    fn cuModuleUnload(module: CUmodule);
+    fn cuLibraryUnload(library: CUlibrary);
+    /// Since CUDA 12.4.
+    fn cuModuleGetFunctionCount(count: &mut c_uint, module: CUmodule);
+    /// Since CUDA 12.4.
+    fn cuLibraryGetKernelCount(count: &mut c_uint, library: CUlibrary);
+    fn cuKernelGetFunction(function: &mut CUfunction, kernel: CUkernel);
+    /// Since CUDA 12.4.
+    fn cuFuncLoad(function: CUfunction);
     fn cuGreenCtxDestroy(context: CUgreenCtx);
     fn cuDevicePrimaryCtxRetain(context: &mut CUcontext, device: CUdevice);
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice);

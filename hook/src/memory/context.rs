@@ -2,6 +2,7 @@
 //! before the driver is called. The daemon measures it afterwards, and the charge is corrected.
 
 mod charged;
+mod growth;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use gcgroup_abi::{ContextKind, MAX_DEVICES};
 use parking_lot::{Mutex, MutexGuard};
 
 use self::charged::{Charged, spread};
+use self::growth::Loaded;
 use super::charge::Charge;
 use super::page_counter::{Sums, Unsettled};
 use super::room::Room;
@@ -53,6 +55,7 @@ pub(crate) struct Contexts {
     wait_again: AtomicU64,
     /// When a measurement was last requested, nanoseconds of the monotonic clock.
     asked: AtomicU64,
+    pub(crate) loaded: Loaded,
 }
 
 impl Contexts {
@@ -63,6 +66,7 @@ impl Contexts {
             doubt: AtomicU64::new(0),
             wait_again: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            loaded: Loaded::default(),
         }
     }
 
@@ -72,11 +76,15 @@ impl Contexts {
     }
 
     fn doubt_all(&self, all: &[Charged]) {
+        self.doubt(all);
+        self.wait_again.store(0, Relaxed);
+    }
+
+    fn doubt(&self, all: &[Charged]) {
         let asked = all.iter().filter(|charged| charged.is_asked);
         // No more than the charge of shared memory was held.
         let doubt = |charged: &Charged| if charged.is_shared() { 1 } else { MOST };
         self.doubt.store(asked.map(doubt).sum(), Relaxed);
-        self.wait_again.store(0, Relaxed);
     }
 }
 

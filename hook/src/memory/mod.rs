@@ -77,7 +77,7 @@ pub(crate) struct Memory {
     /// Set while a request for room on the device is unanswered; no thread waits for another one meanwhile.
     is_pressed_in_vain: AtomicBool,
     pub(crate) grants: Grants,
-    contexts: Contexts,
+    pub(crate) contexts: Contexts,
 }
 
 impl Memory {

@@ -55,6 +55,8 @@ pub(crate) struct Context {
     peers: Mutex<Vec<CUcontext>>,
     /// Device memory that the context takes until it is destroyed.
     cost: Mutex<Option<Charged>>,
+    /// Device memory of stacks, heaps and buffers that are larger than in a new context, by `CUlimit`.
+    buffers: Mutex<HashMap<u32, Charged>>,
 }
 
 // Neither has a destructor, so that both work even while other thread-locals are destroyed.
@@ -65,6 +67,9 @@ thread_local! {
 
 /// Limits in a new context, by `CUlimit`; 0: not supported.
 const LIMITS: [u64; 11] = [1024, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0, 0];
+
+/// Threads that the simulated card can have at once, each with a stack.
+const RESIDENT_THREADS: u64 = 132 * 2048;
 
 const STREAM_NON_BLOCKING: u32 = 1;
 
@@ -130,6 +135,7 @@ impl Context {
             nodes: OnceLock::new(),
             peers: Mutex::default(),
             cost: Mutex::default(),
+            buffers: Mutex::default(),
         }
     }
 
@@ -165,6 +171,7 @@ impl Context {
             .functions
             .remove_all(|function| function.context == self.handle);
         self.cost.lock().take();
+        self.buffers.lock().clear();
         process.member.count_context(self.index, -1);
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
     }
@@ -175,6 +182,21 @@ impl Context {
         self.is_alive.store(false, Release);
         self.cost.lock().take();
         let _ = process.contexts.remove(self.handle, INVALID_CONTEXT);
+    }
+
+    /// Takes or releases the memory for a limit of `value`.
+    fn resize(&self, process: &'static Process, limit: u32, value: u64) -> CUresult {
+        let each = match limit {
+            0 => RESIDENT_THREADS, // CU_LIMIT_STACK_SIZE
+            1 | 2 => 1,            // CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE
+            _ => return Ok(()),
+        };
+        let before = LIMITS.get(limit as usize).copied().unwrap_or(0);
+        let bytes = value.saturating_sub(before).saturating_mul(each);
+        let mut buffers = self.buffers.lock();
+        buffers.remove(&limit);
+        buffers.insert(limit, Charged::new(process, self.index, bytes)?);
+        Ok(())
     }
 
     /// Returns the engine's domain of the context.
@@ -465,7 +487,10 @@ driver! {
         value.set(usize::try_from(now).unwrap_or(usize::MAX))
     }
     fn cuCtxSetLimit(limit: u32, value: usize) |call| {
-        supported(&*call.context()?, limit)?.store(value as u64, Relaxed);
+        let context = call.context()?;
+        let set = supported(&context, limit)?;
+        context.base().resize(call.process, limit, value as u64)?;
+        set.store(value as u64, Relaxed);
         Ok(())
     }
     fn cuCtxGetCacheConfig(config: Out<u32>) |call| { call.context()?; config.set(0) }

@@ -3,8 +3,8 @@
 //! - `SIMGPU_CONTEXT_SIZES`: bytes of its contexts in the order in which they are made, separated by commas;
 //!   the last number holds for all further ones. Unset: the machine's `SIMGPU_CONTEXT_MEMORY`.
 //! - `SIMGPU_GREEN_SIZE`: bytes of a green context, 0 by default.
-//! - `SIMGPU_CODE_SIZE`: bytes of the code of a module. If set, modules take these and their variables from
-//!   the time when they are loaded.
+//! - `SIMGPU_CODE_SIZE`: bytes of the code of a module. If set, a module takes these and its variables as
+//!   soon as it is loaded; with `CUDA_MODULE_LOADING=LAZY`, at the first use of anything in it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -22,6 +22,7 @@ struct Costs {
     contexts: Vec<u64>,
     green: u64,
     code: Option<u64>,
+    is_lazy: bool,
     nr_contexts: AtomicUsize,
 }
 
@@ -34,9 +35,15 @@ fn costs() -> &'static Costs {
             contexts: contexts.split(',').filter_map(parse_bytes).collect(),
             green: number("SIMGPU_GREEN_SIZE").unwrap_or(0),
             code: number("SIMGPU_CODE_SIZE"),
+            is_lazy: std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "LAZY"),
             nr_contexts: AtomicUsize::new(0),
         }
     })
+}
+
+/// Returns whether modules take memory at their first use.
+pub(crate) fn is_lazy() -> bool {
+    costs().is_lazy
 }
 
 /// Bytes charged to the process until dropped.
@@ -78,7 +85,8 @@ impl Charged {
         Ok(())
     }
 
-    fn new(process: &'static Process, index: usize, bytes: u64) -> Result<Charged, CUerror> {
+    /// Charges bytes on the device with that index.
+    pub(crate) fn new(process: &'static Process, index: usize, bytes: u64) -> Result<Charged, CUerror> {
         if !process.member.try_charge(index, Held::Context, bytes) {
             return Err(OUT_OF_MEMORY);
         }

@@ -11,7 +11,7 @@ use crate::bytes;
 use crate::call::{Call, driver};
 use crate::cost::Charged;
 use crate::error::{COOPERATIVE_LAUNCH_TOO_LARGE, ILLEGAL_ADDRESS, INVALID_DEVICE, INVALID_VALUE};
-use crate::module::Code;
+use crate::module::{self, Code};
 use crate::op::Op;
 use crate::price::{self, Price};
 use crate::process::Process;
@@ -286,6 +286,7 @@ pub(crate) fn launch(
 ) -> CUresult {
     let stream = call.stream(stream)?;
     let launch = prepare(call, function, shape, params, extra, stream.context)?;
+    module::load_kernel(call, function, &*call.context_of(stream.context)?)?;
     if !call.code(function)?.was_launched.swap(true, Relaxed) {
         Price::FirstLaunch.wait(1);
         let index = call.context_of(stream.context)?.index;

@@ -16,7 +16,7 @@ use crate::abi::{
 };
 use crate::call::{Call, driver};
 use crate::context::Context;
-use crate::cost::Charged;
+use crate::cost::{self, Charged};
 use crate::error::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
 use crate::image::{self, Image};
 use crate::kernel::Known;
@@ -29,8 +29,8 @@ pub(crate) struct Module {
     image: Image,
     functions: Mutex<HashMap<String, CUfunction>>,
     globals: Mutex<HashMap<String, (CUdeviceptr, u64)>>,
-    /// Device memory that the module takes until it is unloaded.
-    _cost: Charged,
+    /// Device memory that the module takes until it is unloaded; `None` before that.
+    cost: Mutex<Option<Charged>>,
 }
 
 /// A function of a module.
@@ -136,13 +136,27 @@ fn load(call: Call, out: Out<CUmodule>, image: Image) -> CUresult {
 impl Module {
     fn new(call: Call, context: &Context, image: Image) -> Result<Module, CUerror> {
         Price::Module.wait(1);
-        Ok(Module {
+        let module = Module {
             context: context.base().handle,
-            _cost: Charged::module(call.process, context.index, &image)?,
+            cost: Mutex::default(),
             image,
             functions: Mutex::default(),
             globals: Mutex::default(),
-        })
+        };
+        if !cost::is_lazy() {
+            module.take_memory(call)?;
+        }
+        Ok(module)
+    }
+
+    /// Takes the device memory of the module unless it has.
+    fn take_memory(&self, call: Call) -> CUresult {
+        let mut cost = self.cost.lock();
+        if cost.is_none() {
+            let index = call.context_of(self.context)?.index;
+            *cost = Some(Charged::module(call.process, index, &self.image)?);
+        }
+        Ok(())
     }
 }
 
@@ -162,6 +176,7 @@ fn get_function(call: Call, module: CUmodule, name: &str) -> Result<CUfunction, 
     if !object.image.kernels.iter().any(|kernel| kernel == name) {
         return Err(NOT_FOUND);
     }
+    object.take_memory(call)?;
     let mut functions = object.functions.lock();
     let make = || {
         call.process.functions.insert(Function {
@@ -189,6 +204,7 @@ pub(crate) fn get_global(
         .find(|(global, _)| global == name)
         .ok_or(NOT_FOUND)?
         .1;
+    object.take_memory(call)?;
     let mut globals = object.globals.lock();
     let (at, size) = match globals.get(name) {
         Some(global) => *global,
@@ -217,7 +233,30 @@ fn load_library(call: Call, out: Out<CUlibrary>, image: Image) -> CUresult {
         kernels: Mutex::default(),
         modules: Mutex::default(),
     };
-    out.set(call.process.libraries.insert(library))
+    let handle = call.process.libraries.insert(library);
+    if !cost::is_lazy() {
+        let contexts = call.process.contexts.all().into_iter();
+        let owners = contexts.filter(|(handle, context)| context.base().handle == *handle);
+        let mut loaded = owners.map(|(_, context)| module_in(call, handle, &context));
+        if let Some(error) = loaded.find_map(Result::err) {
+            let _ = unload_library(call, handle);
+            return Err(error);
+        }
+    }
+    out.set(handle)
+}
+
+fn unload_library(call: Call, library: CUlibrary) -> CUresult {
+    let gone = call.process.libraries.remove(library, INVALID_HANDLE)?;
+    call.process
+        .kernels
+        .remove_all(|kernel| kernel.library == library);
+    let modules: Vec<_> = gone.modules.lock().values().copied().collect();
+    for module in modules {
+        // Its context may be destroyed.
+        let _ = unload(call, module);
+    }
+    Ok(())
 }
 
 fn read_file(path: &str) -> Result<Image, CUerror> {
@@ -241,16 +280,32 @@ fn get_kernel(call: Call, library: CUlibrary, name: &str) -> Result<CUkernel, CU
 
 /// Returns the library's module in the current context.
 fn module_of(call: Call, library: CUlibrary) -> Result<CUmodule, CUerror> {
+    module_in(call, library, &*call.context()?)
+}
+
+/// Returns the library's module in a context.
+fn module_in(call: Call, library: CUlibrary, context: &Context) -> Result<CUmodule, CUerror> {
     let object = call.process.libraries.get(library, INVALID_HANDLE)?;
-    let context = call.context()?;
     let mut modules = object.modules.lock();
     Ok(match modules.entry(context.base().handle) {
         Entry::Occupied(known) => *known.get(),
         Entry::Vacant(place) => {
-            let module = Module::new(call, &context, object.image.clone())?;
+            let module = Module::new(call, context, object.image.clone())?;
             *place.insert(call.process.modules.insert(module))
         }
     })
+}
+
+/// Loads the library of a kernel that is launched into a context; functions are loaded.
+pub(crate) fn load_kernel(call: Call, kernel: CUkernel, context: &Context) -> CUresult {
+    let Ok(kernel) = call.process.kernels.get(kernel, INVALID_HANDLE) else {
+        return Ok(());
+    };
+    let module = module_in(call, kernel.library, context)?;
+    call.process
+        .modules
+        .get(module, INVALID_HANDLE)?
+        .take_memory(call)
 }
 
 fn attribute(call: Call, value: Out<i32>, attribute: u32, function: CUfunction) -> CUresult {
@@ -279,7 +334,7 @@ driver! {
     }
     fn cuModuleLoadFatBinary(module: Out<CUmodule>, code: Raw) |call| { load(call, module, image::at(code)?) }
     fn cuModuleUnload(module: CUmodule) |call| { unload(call, module) }
-    fn cuModuleGetLoadingMode(mode: Out<u32>) |_| { mode.set(1) }
+    fn cuModuleGetLoadingMode(mode: Out<u32>) |_| { mode.set(1 + u32::from(cost::is_lazy())) }
     fn cuModuleGetFunction(function: Out<CUfunction>, module: CUmodule, name: Text) |call| {
         function.set(get_function(call, module, name.get()?)?)
     }
@@ -311,10 +366,7 @@ driver! {
         load_library(call, library, read_file(path.get()?)?)
     }
     fn cuLibraryUnload(library: CUlibrary) |call| {
-        let gone = call.process.libraries.remove(library, INVALID_HANDLE)?;
-        call.process.kernels.remove_all(|kernel| kernel.library == library);
-        let modules: Vec<_> = gone.modules.lock().values().copied().collect();
-        modules.into_iter().try_for_each(|module| unload(call, module))
+        unload_library(call, library)
     }
     fn cuLibraryGetKernel(kernel: Out<CUkernel>, library: CUlibrary, name: Text) |call| {
         kernel.set(get_kernel(call, library, name.get()?)?)

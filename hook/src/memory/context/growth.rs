@@ -1,0 +1,308 @@
+//! Memory that the driver takes for a context after it was made: modules, libraries, and buffers whose size
+//! the program sets. No call tells how much that is. So what the device has less free after a call is charged
+//! as an estimate, with what contexts take, and measured like a context.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+use super::Memory;
+use super::charged::Charged;
+use crate::driver;
+use crate::driver::cuda::{CUcontext, CUerror, CUresult};
+use crate::driver::interpose::Next;
+use crate::memory::page_counter::Unsettled;
+use crate::program::no_target;
+use crate::shared::target::Target;
+use crate::sys;
+
+/// An occasion at which the driver takes memory for a module or library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Occasion {
+    Load,
+    /// `cuLibraryGetModule` in a context, by number.
+    Module(u32),
+    /// The first use of a function, kernel or variable in a context, by number.
+    Use(u32),
+    /// Uses in a context that were refused, although the driver may have loaded it.
+    Refused(u32),
+}
+
+/// Modules and libraries, by handle.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// The estimated bytes at each occasion under a limit.
+    occasions: RwLock<HashMap<(usize, Occasion), u64>>,
+    /// The library of each kernel, by handle.
+    kernels: RwLock<HashMap<usize, usize>>,
+}
+
+impl Loaded {
+    /// Records that kernels belong to a library.
+    pub(crate) fn note_kernels(&self, library: usize, kernels: impl IntoIterator<Item = usize>) {
+        let kernels = kernels.into_iter().map(|kernel| (kernel, library));
+        self.kernels.write().extend(kernels);
+    }
+
+    /// Returns the library of a kernel, or the kernel if that is unknown.
+    pub(crate) fn library_of(&self, kernel: usize) -> usize {
+        self.kernels.read().get(&kernel).copied().unwrap_or(kernel)
+    }
+
+    fn add(&self, object: usize, occasion: Occasion, bytes: u64) {
+        *self.occasions.write().entry((object, occasion)).or_default() += bytes;
+    }
+
+    /// Removes a module or library, whose handle may be reused. Returns the occasions with their bytes.
+    fn remove(&self, object: usize) -> Vec<(Occasion, u64)> {
+        self.kernels.write().retain(|_, library| *library != object);
+        let mut occasions = self.occasions.write();
+        let gone = occasions.extract_if(|(of, _), _| *of == object);
+        gone.map(|((_, occasion), bytes)| (occasion, bytes)).collect()
+    }
+}
+
+impl Memory {
+    /// Runs a call that loads a module or library, and `undo` if that exceeds a limit; `undo` returns whether
+    /// it has unloaded it. `object` returns the handle after the call.
+    ///
+    /// # Errors
+    /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if a limit is exceeded.
+    pub(crate) fn load(
+        &self,
+        next: Next<'_>,
+        object: impl FnOnce() -> Option<usize>,
+        undo: impl FnOnce() -> bool,
+    ) -> CUresult {
+        let bytes = self.grow_context(next, |_| undo())?;
+        if let Some(object) = object() {
+            // A module that went with its library or context may have had the handle.
+            self.contexts.loaded.remove(object);
+            self.contexts.loaded.add(object, Occasion::Load, bytes);
+        }
+        Ok(())
+    }
+
+    /// Runs a call that uses a module or library, which the driver may load into the current context at its
+    /// first use there. `load` runs after such a call, makes the driver do so, and returns whether it did.
+    ///
+    /// # Errors
+    /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if the first use exceeds a limit.
+    pub(crate) fn use_loaded(&self, object: usize, next: Next<'_>, load: impl Fn() -> bool) -> CUresult {
+        self.first(object, Occasion::Use, next, load)
+    }
+
+    /// Runs a call that returns a library's module in the current context, as
+    /// [`use_loaded`](Self::use_loaded).
+    ///
+    /// # Errors
+    /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if the first such call exceeds a limit.
+    pub(crate) fn get_module(&self, library: usize, next: Next<'_>) -> CUresult {
+        self.first(library, Occasion::Module, next, || true)
+    }
+
+    fn first(
+        &self,
+        object: usize,
+        occasion: impl Fn(u32) -> Occasion,
+        next: Next<'_>,
+        load: impl Fn() -> bool,
+    ) -> CUresult {
+        if !self.is_limited() {
+            return next();
+        }
+        let Some(Target { context, .. }) = self.known_target()? else {
+            return next();
+        };
+        let (loaded, occasion) = (&self.contexts.loaded, occasion(context));
+        if loaded.occasions.read().contains_key(&(object, occasion)) {
+            return next();
+        }
+        let is_loaded = Cell::new(false);
+        let loading = || next().inspect(|()| is_loaded.set(load()));
+        let keep = |bytes| {
+            loaded.add(object, Occasion::Refused(context), bytes);
+            false
+        };
+        let bytes = self.grow_context(&loading, keep)?;
+        if is_loaded.get() {
+            loaded.add(object, occasion, bytes);
+        }
+        Ok(())
+    }
+
+    /// Runs a call that unloads a module or library, and uncharges what was estimated.
+    pub(crate) fn unload(&self, object: usize, next: Next<'_>) -> CUresult {
+        // Before the driver's call, after which the handle may be reused at once.
+        let gone = self.contexts.loaded.remove(object);
+        let result = next();
+        if result.is_ok() {
+            let context = |occasion| match occasion {
+                Occasion::Load => None,
+                Occasion::Module(context) | Occasion::Use(context) | Occasion::Refused(context) => {
+                    Some(context)
+                }
+            };
+            self.shrink_contexts(
+                gone.into_iter()
+                    .map(|(occasion, bytes)| (context(occasion), bytes)),
+            );
+        } else {
+            let back = gone.into_iter();
+            back.for_each(|(occasion, bytes)| self.contexts.loaded.add(object, occasion, bytes));
+        }
+        result
+    }
+
+    /// Runs a call that frees memory of a context.
+    pub(crate) fn shrink_context(&self, next: Next<'_>) -> CUresult {
+        next().inspect(|()| self.shrink_contexts(None))
+    }
+
+    /// Runs a call that takes memory of unknown size for the current context, and `undo` if that exceeds a
+    /// limit; `undo` gets the bytes that were charged as an estimate and returns whether they are free again.
+    /// Where limits leave little, the charge of 0 bytes waits until contexts are measured. Returns the bytes.
+    ///
+    /// # Errors
+    /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if a limit is exceeded before or after the call.
+    pub(crate) fn grow_context(
+        &self,
+        next: Next<'_>,
+        undo: impl FnOnce(u64) -> bool,
+    ) -> Result<u64, CUerror> {
+        if !self.is_limited() {
+            return next().map(|()| 0);
+        }
+        let target = self.known_target()?;
+        let devices = self.devices_with_contexts(target);
+        let within_limits = || {
+            devices.iter().try_for_each(|index| {
+                let (charge, sums) = self.try_charge(*index, 0)?;
+                charge.keep(sums);
+                Ok(())
+            })
+        };
+        within_limits()?;
+        let unsettled: Vec<_> = devices
+            .iter()
+            .map(|index| Unsettled::on(self.usage(), *index))
+            .collect();
+        let before = free_memory();
+        next()?;
+        let grown = before
+            .zip(free_memory())
+            .map(|(before, after)| before.saturating_sub(after) as u64);
+        let bytes = self.estimate_growth(target, grown.unwrap_or(0));
+        drop(unsettled);
+        self.session.ring();
+        if grown.is_none() && self.contexts.wait_again.load(Relaxed) <= sys::now() {
+            self.await_sizes();
+        }
+        within_limits().inspect_err(|_| {
+            let context = target.map(|target| target.context);
+            let is_undone = undo(bytes);
+            self.shrink_contexts(is_undone.then_some((context, bytes)));
+        })?;
+        Ok(bytes)
+    }
+
+    /// Returns the current device and context; `None` if there is none.
+    ///
+    /// # Errors
+    /// The driver's, if it does not tell.
+    fn known_target(&self) -> Result<Option<Target>, CUerror> {
+        let target = self.program.target();
+        let mut context = CUcontext::NULL;
+        if target.is_none() {
+            driver::cuCtxGetCurrent(&mut context)?;
+        }
+        if context.0.is_null() {
+            Ok(target)
+        } else {
+            Err(no_target())
+        }
+    }
+
+    /// Returns the slots of the current device and of those with charged contexts.
+    fn devices_with_contexts(&self, target: Option<Target>) -> Vec<usize> {
+        let all = self.contexts.charged.lock();
+        let contexts = all.iter().filter(|charged| !charged.is_shared());
+        let mut devices: Vec<_> = contexts.map(|charged| charged.index).collect();
+        devices.extend(target.map(|target| target.index));
+        devices.sort_unstable();
+        devices.dedup();
+        devices
+    }
+
+    /// Adds bytes to the charge of the current context, even beyond a limit, and requests measurements.
+    /// Returns the charged bytes.
+    fn estimate_growth(&self, target: Option<Target>, bytes: u64) -> u64 {
+        let mut all = self.contexts.charged.lock();
+        if let Some(target) = target {
+            let is_it = |charged: &&mut Charged| charged.context == target.context;
+            match all.iter_mut().find(is_it) {
+                Some(charged) => {
+                    charged.bytes += bytes;
+                    charged.estimated += bytes;
+                }
+                // It could not be charged when it was made.
+                None => all.push(Charged {
+                    context: target.context,
+                    local: target.local,
+                    index: target.index,
+                    bytes,
+                    estimated: bytes,
+                    is_asked: true,
+                }),
+            }
+            let (usage, control) = (self.usage(), self.control());
+            self.page_counter.charge(usage, control, target.index, bytes);
+            self.show_context(target.index, bytes, bytes);
+        }
+        self.measure_contexts(&mut all);
+        target.map_or(0, |_| bytes)
+    }
+
+    /// Uncharges bytes of contexts as far as they are estimated, and requests measurements. The number of the
+    /// context may be unknown.
+    fn shrink_contexts(&self, gone: impl IntoIterator<Item = (Option<u32>, u64)>) {
+        let mut all = self.contexts.charged.lock();
+        for (context, bytes) in gone {
+            let of_context = |charged: &&mut Charged| {
+                !charged.is_shared() && context.is_none_or(|context| charged.context == context)
+            };
+            let mut left = bytes;
+            for charged in all.iter_mut().filter(of_context) {
+                let less = left.min(charged.estimated).min(charged.bytes);
+                left -= less;
+                charged.bytes -= less;
+                charged.estimated -= less;
+                let _unsettled = Unsettled::on(self.usage(), charged.index);
+                self.show_context(charged.index, less.wrapping_neg(), less.wrapping_neg());
+                self.uncharge(charged.index, less);
+            }
+        }
+        self.measure_contexts(&mut all);
+        drop(all);
+        self.session.ring();
+    }
+
+    /// Requests measurements of all contexts.
+    fn measure_contexts(&self, all: &mut [Charged]) {
+        let mut devices: Vec<_> = all.iter().map(|charged| charged.index).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        all.iter_mut().for_each(|charged| charged.is_asked = true);
+        self.contexts.doubt(all);
+        devices.into_iter().for_each(|index| self.ask_size(index, None));
+    }
+}
+
+/// Returns the bytes that are free on the current device.
+fn free_memory() -> Option<usize> {
+    let (mut free, mut total) = (0, 0);
+    driver::cuMemGetInfo_v2(&mut free, &mut total).ok()?;
+    Some(free)
+}
