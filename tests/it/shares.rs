@@ -114,39 +114,6 @@ fn equal_groups_close_no_gate() {
 }
 
 #[test]
-fn tenant_that_freezes_and_restarts_its_processes_gains_nothing() {
-    let mount = Mount::new();
-    let victim = tenant(&mount, "victim", 1);
-    let mut attackers = tenant(&mount, "attacker", 6);
-    let mut gone = 0;
-    let mut before = (used(&mount, &victim), used(&mount, &attackers));
-    let mut rounds = 0;
-    wait_until("the tenant has no more than its part", || {
-        // One after the other runs while the work of the others drains.
-        for at in 0..attackers.len() {
-            mount.write(attackers[at].pid(), "compute.freeze", "0");
-            let last = (at + attackers.len() - 1) % attackers.len();
-            mount.write(attackers[last].pid(), "compute.freeze", "1");
-        }
-        rounds += 1;
-        if rounds % 64 == 0 {
-            gone += used(&mount, &attackers[..1]);
-            drop(attackers.remove(0));
-            attackers.push(batch(&mount));
-            let pid = attackers[attackers.len() - 1].pid().to_string();
-            mount.write("attacker", "gcgroup.procs", &pid);
-        }
-        let now = (used(&mount, &victim), gone + used(&mount, &attackers));
-        let [one, other] = [now.0 - before.0, now.1.saturating_sub(before.1)];
-        if one + other < 1_000_000 {
-            return false;
-        }
-        before = now;
-        100 * one / (one + other) >= 44
-    });
-}
-
-#[test]
 fn jobs_moved_among_groups_that_come_and_go_all_progress() {
     const GROUPS: [&str; 4] = ["one", "one/two", "one/two/three", "four"];
     let mut mount = Mount::new();

@@ -300,8 +300,8 @@ fn states_tell_of_work_quotas_and_moves() {
 #[test]
 fn all_views_agree_on_state_and_limit() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
-    // Beside an idle process, the gate of a busy one arbitrates each launch. Its kernels are so long that, also
-    // on a busy machine, it hardly ever waits without work on the GPU, which would be shown as throttled.
+    // Beside an idle process, the gate of a busy one arbitrates each launch. With long kernels it hardly
+    // waits without work on the GPU, which would be shown as throttled, also on a busy machine.
     let idle = DriverShell::start(&mount);
     let frozen = DriverShell::start(&mount);
     let busy = mount.load(&["throughput", "--duration", "3600", "--kernel-usec", "100000"]);

@@ -25,9 +25,8 @@ pub(super) struct Standing {
     /// Part when it last competed; 0: it has never done so.
     pub(super) part: u64,
     competes: bool,
-    /// Whether it competed at the decision before, and was of a bundle with siblings.
+    /// Whether it competed at the decision before.
     competed: bool,
-    was_bundled: bool,
     /// Highest least virtual time of its children so far.
     floor: u128,
 }
@@ -52,8 +51,6 @@ pub(super) struct Field<'a> {
     /// Part of each competing process below, if these are equal.
     each: Vec<Option<u64>>,
     standings: Vec<Standing>,
-    /// Whether it is in no bundle, because it has had more than its siblings by a cycle or a window.
-    apart: Vec<bool>,
     /// Children of each node, those of a bundle beside each other, and at last those that do not compete.
     sorted: Vec<usize>,
 }
@@ -91,13 +88,6 @@ impl Standing {
 
     fn rest(&mut self) {
         self.competed = std::mem::take(&mut self.competes);
-        self.was_bundled &= self.competed;
-    }
-
-    /// Returns whether it has had more than a sibling with that virtual time, by a cycle or a window.
-    fn leads(&self, virtual_time: u128, settings: &Settings) -> bool {
-        let most = u128::from(settings.cycle).max(scaled(settings.window, self.part));
-        self.part > 0 && self.virtual_time > virtual_time.saturating_add(most)
     }
 
     /// Competes for a part. What it has had more than its siblings remains as much GPU time, up to
@@ -162,7 +152,6 @@ impl<'a> Field<'a> {
         Self {
             tree,
             each: each.collect(),
-            apart: vec![false; parts.len()],
             parts,
             standings,
             sorted: tree.nodes().map(|(node, _)| node).collect(),
@@ -190,7 +179,7 @@ impl<'a> Field<'a> {
     /// Returns whether two siblings are of a bundle.
     fn is_alike(&self, one: usize, other: usize) -> bool {
         let both = self.each[one].zip(self.each[other]);
-        !(self.apart[one] || self.apart[other]) && both.is_some_and(|(one, other)| is_near(one, other))
+        both.is_some_and(|(one, other)| is_near(one, other))
     }
 
     /// Returns the children of a node that compete, by bundle.
@@ -201,9 +190,9 @@ impl<'a> Field<'a> {
     }
 
     /// Sets what each competitor competes for. A competitor that begins to compete, or has used less than it
-    /// could, is placed beside its siblings: unused time is not saved. One that has had more joins no bundle,
-    /// where that would be forgiven.
-    pub(super) fn settle(&mut self, settings: &Settings) {
+    /// could, is placed beside its siblings: unused time is not saved. `slack`: nanoseconds of GPU time by
+    /// which one may have had less than another of its bundle.
+    pub(super) fn settle(&mut self, slack: u64) {
         self.standings.iter_mut().for_each(Standing::rest);
         for (parent, node) in self.tree.parents().filter(|(parent, _)| self.parts[*parent] > 0) {
             let children = node.children.clone();
@@ -211,28 +200,15 @@ impl<'a> Field<'a> {
             for child in children.clone().filter(|child| self.parts[*child] > 0) {
                 self.standings[child].compete(self.parts[child], floor);
             }
-            let known = self.standings[children.clone()].iter();
-            let known = known.filter(|one| one.competes && one.competed);
-            let least = floor.max(known.map(|one| one.virtual_time).min().unwrap_or(0));
-            for child in children.clone() {
-                let own = self.standings[child];
-                self.apart[child] = !own.was_bundled && own.leads(least, settings);
-                self.standings[child].was_bundled = false;
-            }
-            let order = |child: &usize| (self.parts[*child] == 0, self.apart[*child], self.each[*child]);
-            self.sorted[children.clone()].sort_by_key(order);
-            let bundled = self.bundles(parent).filter(|bundle| bundle.len() > 1);
-            for child in bundled.flatten().copied().collect::<Vec<usize>>() {
-                self.standings[child].was_bundled = true;
-            }
+            self.sorted[children.clone()].sort_by_key(|child| (self.parts[*child] == 0, self.each[*child]));
             let known = |child: &usize| Some(self.standings[*child]).filter(|one| one.competed);
             let time = |bundle: &[usize]| bundle.iter().filter_map(known).map(|one| one.virtual_time).max();
             let floor = floor.max(self.bundles(parent).filter_map(time).min().unwrap_or(0));
             for standing in self.standings[children].iter_mut().filter(|one| one.competes) {
-                // One of a bundle may have had less than another.
-                let slack = match standing.competed {
-                    true => scaled(settings.cycle / 2, standing.part),
-                    false => 0,
+                let slack = if standing.competed {
+                    scaled(slack, standing.part)
+                } else {
+                    0
                 };
                 if standing.virtual_time < floor {
                     standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
@@ -286,28 +262,6 @@ impl<'a> Field<'a> {
         }
         classes.sort_by(|one, other| one.levels.cmp(&other.levels));
         classes
-    }
-
-    /// Returns for each process whether it would have to wait for one that runs, because a competitor on its
-    /// way from the root has had more than that one's, by a cycle or a window.
-    pub(super) fn ahead(&self, runs: usize, settings: &Settings) -> Vec<bool> {
-        let mut ahead = vec![false; self.parts.len()];
-        for running in self.tree.up(self.tree.leaf(runs)) {
-            let Some(parent) = self.tree[running].parent else {
-                break;
-            };
-            let other = self.standings[running].virtual_time;
-            let siblings = self.tree[parent].children.clone();
-            for child in siblings.filter(|child| *child != running) {
-                ahead[child] = self.standings[child].leads(other, settings);
-            }
-        }
-        for (parent, node) in self.tree.parents() {
-            for child in node.children.clone() {
-                ahead[child] |= ahead[parent];
-            }
-        }
-        self.tree.of_processes(&ahead)
     }
 
     fn part(&self, bundle: &[usize]) -> u64 {

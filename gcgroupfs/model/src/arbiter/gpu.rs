@@ -195,15 +195,12 @@ impl<Id: Copy + Ord> Gpu<Id> {
         for (((((_, member), one), quotas), rank), is_below_turn) in each {
             let over = quotas.over_until.is_some();
             let memory = self.memory.share(one.id);
-            let waits = member.competes() || is_below_turn || member.is_ahead;
-            let by_policy = !(member.has_turn || member.has_extra) && waits;
-            // Also the gate of a frozen process, which is in force when that thaws.
-            let is_closed = by_policy || memory.is_parked || over;
-            let holds = (is_closed && !one.is_frozen) || over;
+            let by_policy = !(member.has_turn || member.has_extra) && (member.competes() || is_below_turn);
+            let holds = ((by_policy || memory.is_parked) && !one.is_frozen) || over;
             let has_memory_turn = memory.turn != MemoryTurn::None;
             let is_narrow = rank.is_below || member.is_crowded;
             let is_unknown = is_uneven && !(settings.measures != 0 && one.is_measuring);
-            let gate = if is_closed {
+            let gate = if holds {
                 Gate::Throttled
             } else if quotas.has_any || has_memory_turn || decision.takes_turns || is_narrow {
                 Gate::Arbitrate
@@ -314,7 +311,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let standings = self.groups.standings(tree, |at| self.members[at].1.standing);
         let mut field = Field::new(tree, parts, standings);
         self.pay(&mut field);
-        field.settle(settings);
+        field.settle(settings.cycle / 2);
         self.pay(&mut field);
         let classes = field.classes(settings);
         self.groups.keep(now, tree, field.standings());
@@ -326,14 +323,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
         };
         let decision = contest.decide(now, self.turns);
         (self.turns, self.nr_classes) = (decision.turns, classes.len());
-        let regular = decision
-            .regular
-            .map(|at| decision.single.unwrap_or(classes[at].leaves[0]));
-        let ahead = regular.map(|runs| field.ahead(runs, settings));
         let standings = tree.of_processes(field.standings());
-        for (at, ((_, member), standing)) in self.members.iter_mut().zip(standings).enumerate() {
+        for ((_, member), standing) in self.members.iter_mut().zip(standings) {
             member.standing = standing;
-            member.is_ahead = ahead.as_ref().is_some_and(|ahead| ahead[at]);
             (member.class, member.has_extra) = (None, false);
             (member.is_of_turn, member.has_turn) = (false, false);
         }

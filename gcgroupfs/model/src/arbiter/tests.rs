@@ -3,7 +3,6 @@
 mod conformance;
 mod debts;
 mod groups;
-mod hostile;
 mod jobs;
 mod memory;
 mod played;

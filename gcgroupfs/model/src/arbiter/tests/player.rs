@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use gcgroup_abi::{Gate, UNKNOWN_COST};
 
-use super::played::{MSEC, SEC, USEC};
+use super::played::{MSEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::place::{Place, Step};
@@ -50,28 +50,12 @@ const UNKNOWN: Cost = Cost {
     quickest: u64::MAX,
 };
 
-/// An event in the life of a process.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Act {
-    /// Moves it, or gives it another priority.
-    Move(Place),
-    /// Kills it with its queued work.
-    End,
-    /// Starts another one in its place.
-    Start,
-    /// Freezes it until that time.
-    Freeze(u64),
-}
-
 /// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Player {
     pub(super) place: Place,
-    /// Events to come, with their times, the last first.
-    script: Vec<(u64, Act)>,
-    /// Number of processes that have ended in its place.
-    ended: u32,
-    pub(super) is_present: bool,
+    /// When it moves, to where, and after what time it moves back.
+    pub(super) moves: Option<(u64, Place, u64)>,
     on: u64,
     off: u64,
     /// GPU time of its submissions, in turn.
@@ -116,9 +100,7 @@ impl Player {
     pub(super) fn mixed(priority: u32, kernels: &[u64]) -> Self {
         Self {
             place: Place::new(&[], priority),
-            script: Vec::new(),
-            ended: 0,
-            is_present: true,
+            moves: None,
             on: u64::MAX,
             off: 0,
             kernels: kernels.to_vec(),
@@ -157,49 +139,20 @@ impl Player {
         }
     }
 
-    /// Returns it with a script, in the order of time.
-    pub(super) fn script(self, acts: impl IntoIterator<Item = (u64, Act)>) -> Self {
-        let mut script: Vec<(u64, Act)> = acts.into_iter().collect();
-        script.reverse();
-        Self { script, ..self }
+    /// Returns it so that it moves to the place of another one.
+    pub(super) fn moves(self, at: u64, to: &Self) -> Self {
+        Self {
+            moves: Some((at, to.place, u64::MAX / 2)),
+            ..self
+        }
     }
 
     /// Returns it so that it moves between its place and that of another one all the time.
     pub(super) fn commutes(self, each: u64, to: &Self) -> Self {
-        let places = [to.place, self.place];
-        let moves = (0..10 * SEC / each).zip(places.into_iter().cycle());
-        self.script(moves.map(|(at, place)| ((at + 1) * each, Act::Move(place))))
-    }
-
-    /// Does what its script says for `now`, or thaws. Returns whether it has done anything.
-    pub(super) fn act(&mut self, now: u64) -> bool {
-        let before = self.script.len();
-        let thaws = self.frozen_until > 0 && !self.is_frozen(now);
-        if thaws {
-            self.frozen_until = 0;
+        Self {
+            moves: Some((each, to.place, each)),
+            ..self
         }
-        while let Some((_, act)) = self.script.pop_if(|(at, _)| *at <= now) {
-            match act {
-                Act::Move(place) => self.place = place,
-                Act::Freeze(until) => self.frozen_until = until,
-                Act::Start => (self.is_present, self.resumes) = (true, now),
-                Act::End => {
-                    *self = Self {
-                        ended: self.ended + 1,
-                        is_present: false,
-                        on: self.on,
-                        off: self.off,
-                        left: self.on,
-                        place: self.place,
-                        used: self.used,
-                        bursts: std::mem::take(&mut self.bursts),
-                        script: std::mem::take(&mut self.script),
-                        ..Self::mixed(0, &self.kernels)
-                    }
-                }
-            }
-        }
-        thaws || self.script.len() < before
     }
 
     pub(super) fn liar(priority: u32) -> Self {
@@ -235,11 +188,7 @@ impl Player {
     }
 
     pub(super) fn wants(&self, now: u64) -> bool {
-        self.is_present && self.left > 0 && now >= self.resumes
-    }
-
-    pub(super) fn is_frozen(&self, now: u64) -> bool {
-        now < self.frozen_until
+        self.left > 0 && now >= self.resumes
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -264,9 +213,9 @@ impl Player {
         }
     }
 
-    pub(super) fn seen(&self, at: usize, now: u64) -> Seen<(usize, u32)> {
+    pub(super) fn seen(&self, id: usize, now: u64) -> Seen<usize> {
         Seen {
-            id: (at, self.ended),
+            id,
             place: self.place,
             busy_nsec: self.busy_nsec,
             is_busy: self.is_busy(),
@@ -276,7 +225,7 @@ impl Player {
                 true => 1 + u32::from((now / (20 * USEC)).is_multiple_of(3)),
                 false => u32::from(self.waits()),
             },
-            is_frozen: self.is_frozen(now),
+            is_frozen: now < self.frozen_until,
             is_watched: false,
             is_measuring: false,
             memory: Holding::default(),
@@ -322,15 +271,12 @@ impl Player {
     pub(super) fn submit(&mut self, now: u64) -> Option<u64> {
         while self.wants(now) {
             let length = self.kernels[self.next].min(self.left);
-            let gate = match self.is_frozen(now) {
+            let gate = match now < self.frozen_until {
                 true => Gate::Frozen,
                 false => self.order.gate,
             };
             let (waited, patience) = match gate {
-                Gate::Frozen => {
-                    self.waiting = None;
-                    (0, self.frozen_until - now)
-                }
+                Gate::Frozen => (0, self.frozen_until - now),
                 Gate::Throttled => (self.waited(gate, now), self.order.patience),
                 Gate::Run | Gate::Track if self.queue.iter().map(|one| one.left).sum::<u64>() < 20 * MSEC => {
                     (0, 0)
@@ -487,8 +433,7 @@ impl Player {
     /// Returns when its habits change by themselves.
     pub(super) fn changes(&self, now: u64) -> Option<u64> {
         let resumes = (self.left > 0).then_some(self.resumes);
-        let acts = self.script.last().map(|(at, _)| *at);
-        [resumes, acts, Some(self.frozen_until)]
+        [resumes, Some(self.frozen_until)]
             .into_iter()
             .flatten()
             .filter(|when| *when > now)
