@@ -21,6 +21,8 @@ fn pauses(log: &str) -> Vec<f64> {
     });
     let millis = |pause: &str| match pause.strip_suffix("ms") {
         Some(millis) => millis.parse::<f64>().ok(),
+        // After a daemon that has run for long.
+        None if pause == "0ns" => Some(0.0),
         None => Some(pause.strip_suffix('s')?.parse::<f64>().ok()? * 1000.0),
     };
     pauses
