@@ -103,6 +103,10 @@ impl Estimate {
         let has_learned = nr_unsampled == 0 || counted != self.counted;
         match seen.progress {
             _ if is_exact && has_learned => self.ended = self.all - unsampled,
+            // Only earlier work can run.
+            Progress::None if self.has_earlier && is_priced && nr_unsampled <= 0 => {
+                (self.all, self.ended) = (self.all + passed, self.ended + passed);
+            }
             Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
             Progress::Some if is_priced => self.ended = self.ended.max(before),
@@ -303,6 +307,17 @@ mod tests {
                 estimate.pause();
             }
         }
+    }
+
+    #[test]
+    fn time_of_earlier_work_stays_charged_beside_the_first_sample() {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        estimate.advance(&seen(1, 0, Progress::Some), &costs);
+        assert_eq!(estimate.advance(&seen(1, 700, Progress::None), &costs), 700);
+        estimate.advance(&seen(2, 5, Progress::Some), &costs);
+        learn(&mut costs, 500);
+        let rest = estimate.advance(&seen(2, 500, Progress::Idle), &costs);
+        assert!((495..=505).contains(&rest), "{rest}");
     }
 
     #[test]
