@@ -200,6 +200,8 @@ mod property;
 #[cfg(test)]
 mod protection;
 #[cfg(test)]
+mod quotas;
+#[cfg(test)]
 mod rapid_exec;
 #[cfg(test)]
 mod record;

@@ -223,8 +223,9 @@ impl Usage {
         device.map_or(0, |device| device.memory_current.load(Acquire))
     }
 
-    /// Returns the number of submissions of one kind on one device that the driver has accepted, summed over
-    /// threads. Wraps instead of overflowing, since the counters are written by the process.
+    /// Returns the number of submissions of one kind on one device from which the driver has returned, also
+    /// with an error, summed over threads. Wraps instead of overflowing, since the counters are written by
+    /// the process.
     pub fn submitted(&self, device: usize, what: Submission) -> u64 {
         let shared = self
             .devices
@@ -237,7 +238,7 @@ impl Usage {
             })
     }
 
-    /// Returns a number that changes with each submission to one device: when the driver has accepted it, and
+    /// Returns a number that changes with each submission to one device: when the driver has returned, and
     /// also when it starts at a gate that is not open. 0 if there has been none.
     pub fn progress(&self, device: usize) -> u64 {
         let shared = self.devices.get(device).map(|device| &device.shared_exited);
