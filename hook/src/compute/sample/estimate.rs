@@ -62,7 +62,8 @@ pub(super) struct Estimate {
 impl Estimate {
     /// Returns the nanoseconds to add to the published GPU time.
     pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> u64 {
-        if !std::mem::replace(&mut self.counts, true) {
+        let begins = !std::mem::replace(&mut self.counts, true);
+        if begins {
             self.has_earlier = seen.entered != self.entered;
             (self.entered, self.counted, self.nsec) = (seen.entered, costs.counted, costs.nsec);
         }
@@ -126,8 +127,9 @@ impl Estimate {
                 (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
         }
+        // Markers that were set since counting began have passed.
+        self.has_earlier &= begins || seen.progress == Progress::None;
         if seen.progress == Progress::Idle {
-            self.has_earlier = false;
             self.unsampled = Default::default();
         }
         let total = self.all.max(self.ended);
