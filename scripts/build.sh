@@ -133,6 +133,10 @@ if [ "$is_whole" = yes ]; then
     place scripts/install.sh "$dist/install.sh"
     place scripts/gcgroup-simulator "$dist/bin/gcgroup-simulator"
     cp README.md "$dist/README.md"
+    for file in c/gcgroup_notice.h c/shrink_cache.c python/gcgroup_notice.py python/shrink_cache.py; do
+        mkdir -p "$dist/share/notices"
+        cp "gcgroupfs/client/$file" "$dist/share/notices"
+    done
     place gcgroupfs/doc/ls.schema.json "$dist/share/ls.schema.json"
     for file in gcgroupfs.service gcgroup-exporter.service gcgroupfs.toml; do
         place "scripts/$file" "$dist/share/$file"

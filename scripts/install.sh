@@ -77,6 +77,10 @@ share/slurm/prolog share/gcgroupfs/slurm/prolog 755
 share/slurm/task-prolog share/gcgroupfs/slurm/task-prolog 755
 share/slurm/epilog share/gcgroupfs/slurm/epilog 755
 share/gcgroupfs.toml share/doc/gcgroupfs/gcgroupfs.toml 644
+share/notices/gcgroup_notice.h include/gcgroup_notice.h 644
+share/notices/gcgroup_notice.py share/gcgroupfs/python/gcgroup_notice.py 644
+share/notices/shrink_cache.c share/doc/gcgroupfs/notices/shrink_cache.c 644
+share/notices/shrink_cache.py share/doc/gcgroupfs/notices/shrink_cache.py 644
 share/alerts.yml share/doc/gcgroupfs/alerts.yml 644
 share/grafana.json share/doc/gcgroupfs/grafana.json 644
 share/kubelet-plugin/container-image.py share/doc/gcgroupfs/kubelet-plugin/container-image.py 644
@@ -132,7 +136,8 @@ if [ "$uninstall" = yes ]; then
         rm -f "$root$prefix/$file"
     done
     rm -f "$manifest"
-    rmdir "$root$prefix/share/doc/gcgroupfs/kubelet-plugin" "$root$prefix/share/doc/gcgroupfs" \
+    rmdir "$root$prefix/share/doc/gcgroupfs/kubelet-plugin" "$root$prefix/share/doc/gcgroupfs/notices" \
+        "$root$prefix/share/gcgroupfs/python" "$root$prefix/share/doc/gcgroupfs" \
         "$root$prefix/share/gcgroupfs/slurm" "$root$prefix/share/gcgroupfs" 2>/dev/null || :
     echo "removed from $root$prefix; a daemon that was started by hand still runs"
     exit 0

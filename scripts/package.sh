@@ -83,6 +83,8 @@ DESTDIR=$work/all "$dist/install.sh" --prefix /usr > /dev/null
 all=$work/all/usr
 rm "$all/share/gcgroupfs/install.sh" "$all/share/gcgroupfs/installed"
 mkdir -p "$all/share/doc/gcgroupfs/examples"
+mv "$all"/share/doc/gcgroupfs/notices/* "$all/share/doc/gcgroupfs/examples"
+rmdir "$all/share/doc/gcgroupfs/notices"
 mv "$all/share/zsh/site-functions" "$all/share/zsh/vendor-completions"
 mv "$all/share/doc/gcgroupfs/gcgroupfs.toml" "$all/share/doc/gcgroupfs/examples"
 gzip -9n "$all"/share/man/man*/*
