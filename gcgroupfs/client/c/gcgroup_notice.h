@@ -1,6 +1,5 @@
 /* Notices before memory moves off the GPU: one function, for C and C++. See memory.notice in gcgroupfs(5). */
-#ifndef GCGROUP_NOTICE_H
-#define GCGROUP_NOTICE_H
+#pragma once
 
 #include <errno.h>
 #include <poll.h>
@@ -48,5 +47,3 @@ static inline int gcgroup_notice_wait(int file, int timeout_ms, struct gcgroup_n
     errno = EBADMSG;
     return -1;
 }
-
-#endif
