@@ -192,7 +192,7 @@ newest=$("${tools}objdump" -T "$dist/lib/libgcgroup.so" "$dist/lib/libgcgroup_ho
 [ "$(printf '%s\n2.28\n' "$newest" | sort -V | tail -n 1)" = 2.28 ] || fail "the libraries need glibc $newest, not 2.28: see hook/src/sys/imports.rs"
 echo "newest symbol of glibc in the libraries: $newest"
 if [ "$profile" != dev ]; then
-    below "$dist/lib/libgcgroup.so" 65536
-    below "$dist/lib/libgcgroup_hook.so" 1310720
+    below "$dist/lib/libgcgroup.so" 73728
+    below "$dist/lib/libgcgroup_hook.so" 1441792
 fi
 echo "built $dist"
