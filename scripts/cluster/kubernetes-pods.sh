@@ -19,8 +19,8 @@ start_gcgroupfs() {
     wait_for "the daemon answers" 30 gcgroupfs get devices
 }
 
-# pod NAME LIMITS [ANNOTATIONS]: prints a pod whose program allocates blocks of 64 MiB until it is refused,
-# and holds them.
+# pod NAME LIMITS [ANNOTATIONS [OPTIONS]]: prints a pod whose program allocates blocks of 64 MiB until it is
+# refused, and holds them. OPTIONS of gcgroup-load end with a comma each.
 pod() {
     cat <<YAML
 apiVersion: v1
@@ -33,7 +33,7 @@ spec:
   - name: main
     image: example.invalid/test:1
     imagePullPolicy: Never
-    command: [/usr/bin/gcgroup-load, memory, --size, 64M, --touch, "0", --hold, "100000"]
+    command: [/usr/bin/gcgroup-load, memory, --size, 64M, --touch, "0", ${4-} --hold, "100000"]
     env: [{name: SIMGPU_DIR, value: /gpu}, {name: SIMGPU_CONTEXT_MEMORY, value: "0"}]
     resources: {limits: {$2}}
     volumeMounts: [{name: gpu, mountPath: /gpu}]

@@ -190,7 +190,8 @@ annotations_change_a_running_pod() {
     local limit=memory.limit container=container-main
     annotate() { kubectl annotate pod --overwrite "$@" > /dev/null; }
     pod fixed "$(units 2)" | kubectl apply -f - > /dev/null
-    pod live "$(units 2)" 'gcgroup.io/memory-swap-max: "4Gi"' | kubectl apply -f - > /dev/null
+    # Where the swap is full, nothing may move.
+    pod live "$(units 2)" 'gcgroup.io/memory-swap-max: "4Gi"' '--total, 2G,' | kubectl apply -f - > /dev/null
     holds fixed 2
     annotate fixed gcgroup.io/memory-limit=lots
     stays fixed $limit $((2 * gib)) '"lots": expected bytes'
