@@ -127,6 +127,9 @@ fn run_behaves_like_its_command() {
         let (code, stdout, _) = output(mount.gcgroupfs(words));
         assert_eq!((code, stdout.as_str()), (status, ""), "{words:?}");
     }
+    let mut command = mount.gcgroupfs(&["run", "--", "printf", "%s"]);
+    command.arg(OsStr::from_bytes(b"a\xff"));
+    assert_eq!(command.output().expect("gcgroupfs runs").stdout, b"a\xff");
     let (_, stdout, _) = output(mount.gcgroupfs(&["run", "--", "sh", "-c", "echo $LD_PRELOAD"]));
     assert!(stdout.trim_end().ends_with("/libgcgroup.so"), "{stdout}");
     let lonely = mount.root().join("gcgroupfs");

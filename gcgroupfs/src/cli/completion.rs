@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -45,25 +45,30 @@ pub(super) struct Completions {
 
 /// Prints the candidates and ends the process, if a shell asks for them.
 pub(super) fn answer(interface: fn() -> Command) {
-    let asked = env::args().skip_while(|word| word != "--").nth(1);
-    let of_asked = || match asked.as_deref().unwrap_or_default() {
-        path if path.ends_with("gc-everywhere") => {
-            Command::new("gc-everywhere").arg(Arg::new("state").value_parser(["on", "off", "status"]))
-        }
-        path if path.ends_with("gc-preempt") => held("gc-preempt")
-            .arg(flag("reclaim").long("reclaim"))
-            .arg(flag("suspend").long("suspend"))
-            .arg(Arg::new("priority").short('p'))
-            .arg(Arg::new("command").last(true).num_args(1..)),
-        path if path.ends_with("gc-autopreempt") => held("gc-autopreempt")
-            .arg(flag("verbose").short('v'))
-            .arg(Arg::new("interval").short('i'))
-            .arg(Arg::new("looks").short('l')),
-        _ => interface(),
+    let words = || env::args_os().skip_while(|word| word != "--");
+    let factory = || {
+        let program = words().nth(1).map(PathBuf::from);
+        let name = program
+            .as_deref()
+            .and_then(Path::file_name)
+            .and_then(OsStr::to_str);
+        completable(match name.unwrap_or_default() {
+            "gc-everywhere" => {
+                Command::new("gc-everywhere").arg(Arg::new("state").value_parser(["on", "off", "status"]))
+            }
+            "gc-preempt" => held("gc-preempt")
+                .arg(flag("reclaim").long("reclaim"))
+                .arg(flag("suspend").long("suspend"))
+                .arg(Arg::new("priority").short('p'))
+                .arg(Arg::new("command").last(true).num_args(1..)),
+            "gc-autopreempt" => held("gc-autopreempt")
+                .arg(flag("verbose").short('v'))
+                .arg(Arg::new("interval").short('i'))
+                .arg(Arg::new("looks").short('l')),
+            _ => interface(),
+        })
     };
-    CompleteEnv::with_factory(|| completable(of_asked()))
-        .var(VARIABLE)
-        .complete();
+    CompleteEnv::with_factory(factory).var(VARIABLE).complete();
 }
 
 /// Returns the script that makes a shell ask for the words of a program.
