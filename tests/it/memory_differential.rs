@@ -3,9 +3,9 @@
 //!
 //! - Where less than one growth step of a pool is left, an allocation may have another outcome, since a pool
 //!   grows by smaller steps on a card that is nearly full.
-//! - A module is charged after it was loaded, and uncharged after it was unloaded, when the daemon has
-//!   measured it. So a limit is exceeded by as much as modules take, and they may be counted for 2 s after
-//!   their end; while managed memory is held, for as long.
+//! - A module is charged after it was loaded, by an estimate. What is uncharged after it was unloaded is what
+//!   the daemon measures. So modules may exceed a limit, and may be counted for 2 s after their end; while
+//!   managed memory is held, for as long.
 
 use std::time::Duration;
 
