@@ -7,6 +7,8 @@ mod answers;
 #[cfg(test)]
 mod arbiter;
 #[cfg(test)]
+mod awaited;
+#[cfg(test)]
 mod built;
 #[cfg(test)]
 mod calls;

@@ -130,6 +130,16 @@ fn jobs_that_do_not_fit_together_take_turns() {
         let mount = mount();
         let mut jobs: Vec<Job> = bytes.iter().map(|bytes| Job::busy(&mount, *bytes)).collect();
         takes_turns(&mount, &jobs.iter().collect::<Vec<_>>(), 2);
+        for job in &jobs {
+            let others = jobs.iter().map(Job::pid).filter(|pid| *pid != job.pid());
+            let has_waited = |line: &str| {
+                others
+                    .clone()
+                    .any(|pid| line.starts_with(&format!("{pid} gpu=0 for=memory usec=")))
+            };
+            let waits = mount.read(job.pid(), "gcgroup.waits");
+            assert!(waits.lines().all(has_waited) && !waits.is_empty(), "{waits}");
+        }
         assert!(
             mount.log().contains("busy processes take memory turns"),
             "{}",

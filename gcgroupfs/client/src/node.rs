@@ -9,18 +9,20 @@ mod parse;
 mod read;
 mod tree;
 mod users;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::activity::{Activities, Activity, POINTS, State, Target};
+pub use self::activity::{Activities, Activity, POINTS, Rates, State, Target};
 pub use self::files::{FILES, Files, value};
 pub use self::host::Host;
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
 pub use self::tree::{Below, ancestors};
+pub use self::waits::Wait;
 
 /// File whose values for a GPU are in [`Device::files`].
 pub const DEVICE_STAT: &str = "devices.stat";
@@ -87,6 +89,9 @@ pub struct Group {
     /// `None` without a lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lease: Option<Lease>,
+    /// `None` unless computed by [`Activities::rate`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
     #[serde(flatten)]
     pub usage: Usage,
     /// The devices that its processes use or have used.
@@ -114,6 +119,12 @@ pub struct Process {
     /// `None` unless asked for, and where the kernel tells nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Host>,
+    /// Processes that it waits or has waited for.
+    #[serde(default)]
+    pub waits: Vec<Wait>,
+    /// `None` unless computed by [`Activities::rate`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
     #[serde(flatten)]
     pub usage: Usage,
     /// The devices that it uses or has used.

@@ -77,11 +77,15 @@ pub struct On {
 }
 
 impl On {
-    pub const ROOT: Self = Self {
-        root: true,
+    pub const NONE: Self = Self {
+        root: false,
         process: false,
         group: false,
         device: false,
+    };
+    pub const ROOT: Self = Self {
+        root: true,
+        ..Self::NONE
     };
     pub const MEMBERS: Self = Self {
         root: true,

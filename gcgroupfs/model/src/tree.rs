@@ -8,6 +8,7 @@
 mod access;
 mod activity;
 mod arbitration;
+mod awaited;
 mod byte_seconds;
 mod change;
 mod claims;
@@ -83,6 +84,7 @@ mod unused;
 mod usage;
 mod user_change;
 mod view;
+mod waits;
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]
 pub mod fixture;
@@ -146,6 +148,7 @@ pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
 pub use untrusted::{Ledger, Untrusted};
 pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
+pub use waits::WaitsFor;
 
 /// The two mapped blocks of a process. Implementations keep them mapped while they live.
 pub trait Blocks: fmt::Debug + Send + Sync {

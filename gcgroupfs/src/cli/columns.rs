@@ -3,7 +3,7 @@
 use std::fmt::{self, Display};
 use std::time::Duration;
 
-use gcgroup_client::node::{FILES, Lease, State};
+use gcgroup_client::node::{FILES, Lease, State, Wait};
 use gcgroupfs_model::text::word;
 
 use super::bars::sparkline;
@@ -132,6 +132,7 @@ const OF_COLUMNS: &[(&str, &[&str])] = &[
     ("memory.pressure", &["memory_waits"]),
     ("compute.max", &["quota"]),
     ("compute.pressure", &["waits", "state"]),
+    ("gcgroup.waits", &["waits_for"]),
     ("gcgroup.lease", &["lease"]),
     ("gcgroup.lease.action", &[]),
 ];
@@ -149,7 +150,7 @@ pub(super) fn files(columns: &[&Column]) -> Vec<&'static str> {
 const OF_HOST: &[&str] = &["command", "age", "cpu", "host_memory"];
 
 /// Columns that need two snapshots.
-const RATES: &[&str] = &["state", "usage"];
+const RATES: &[&str] = &["state", "usage", "held"];
 
 /// Narrowest screen with all columns.
 const WIDE: usize = 100;
@@ -303,6 +304,15 @@ const COLUMNS: &[Column] = &[
         row.activity.gpu.map_or(Value::Text("-".to_owned()), tenths)
     })
     .top("GPU%", 5, Descending),
+    number(
+        "held",
+        "time for which a GPU was kept free for it while others waited, percent",
+        |row| {
+            row.activity
+                .gpu
+                .map_or(Value::Text("-".to_owned()), |_| tenths(row.activity.held))
+        },
+    ),
     number("priority", "priority in force, 0 is highest", |row| {
         Value::Number(row.usage().compute.priority)
     })
@@ -366,6 +376,17 @@ const COLUMNS: &[Column] = &[
         "percent of the last 10 s in which a thread waited for memory",
         |row| percent(row.whole().memory.pressure.as_ref().map(|stall| stall.some.avg10)),
     ),
+    text(
+        "waits_for",
+        "process that has the turn or the memory, and the time waited for it",
+        |row| {
+            let wait = match row.what() {
+                What::Process(process) => process.waits_for(row.on().map(|on| on.index)),
+                What::Group(_) => None,
+            };
+            wait.map_or(Value::Absent, |wait| Value::Text(awaited(wait)))
+        },
+    ),
     // The higher one of both.
     number("pressure", "", |row| {
         let stalls = [&row.whole().compute.pressure, &row.whole().memory.pressure];
@@ -401,6 +422,12 @@ const COLUMNS: &[Column] = &[
     })
     .top("NAME", 0, Ascending),
 ];
+
+/// Describes a process that is waited for.
+pub(super) fn awaited(wait: &Wait) -> String {
+    let (pid, comm, what) = (wait.pid, word(&wait.comm), word(&wait.r#for));
+    format!("{pid}/{comm}/{what}/{}", time_left(wait.usec / 1_000_000))
+}
 
 /// Returns a command line in printable characters.
 fn words(command: &str) -> String {

@@ -63,13 +63,16 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json || arguments.columns().iter().any(|column| column.is_of_host()) {
         reader.with_host();
     }
-    if arguments.columns().iter().any(|column| column.needs_rates()) {
+    if arguments.json || arguments.columns().iter().any(|column| column.needs_rates()) {
         activities.update(&reader.read()?);
         std::thread::sleep(RATES);
     }
     loop {
         let mut snapshot = reader.read()?;
         activities.update(&snapshot);
+        if arguments.json {
+            activities.rate(&mut snapshot);
+        }
         arguments.filter(&mut snapshot)?;
         let mut text = arguments.show(snapshot, &activities)?;
         if arguments.watch.is_some() && !arguments.json {

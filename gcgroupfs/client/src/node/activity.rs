@@ -3,6 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::{Device, OnDevice, Snapshot, Suspension, Usage};
 
 /// Points of a history: as many as fit in the widest sparkline.
@@ -100,6 +102,16 @@ pub struct Activity {
     last: Counts,
 }
 
+/// State of a process or a group, and its rates since the snapshot before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    pub state: String,
+    /// GPU time per time, percent; of several GPUs the sum.
+    pub gpu_percent: f64,
+    /// Part of the time for which a GPU was kept free for it while others waited, percent.
+    pub held_percent: f64,
+}
+
 /// Counts that only grow.
 #[derive(Debug, Default, Clone, Copy)]
 struct Counts {
@@ -193,6 +205,24 @@ impl Activities {
 
     pub fn of(&self, target: &Target) -> Activity {
         self.of.get(target).cloned().unwrap_or_default()
+    }
+
+    /// Sets the rates of all processes and groups that were also in the snapshot before.
+    pub fn rate(&self, snapshot: &mut Snapshot) {
+        let rates = |target: Target| {
+            let activity = self.of.get(&target)?;
+            Some(Rates {
+                state: activity.state.name().to_owned(),
+                gpu_percent: activity.gpu?,
+                held_percent: activity.held,
+            })
+        };
+        for group in &mut snapshot.groups {
+            group.rates = rates(Target::Group(group.path.clone()));
+        }
+        for process in &mut snapshot.processes {
+            process.rates = rates(Target::Process(process.pid));
+        }
     }
 
     /// Returns past utilisations of a GPU, percent, the latest last.
@@ -359,6 +389,12 @@ mod tests {
         }
         let activity = activities.of(&TARGET);
         assert_eq!(activity.held.round(), 25.0);
+        let mut snapshot = fixture::snapshot();
+        activities.rate(&mut snapshot);
+        let rates = snapshot.processes[0].rates.clone().unwrap();
+        assert_eq!((rates.gpu_percent, rates.held_percent.round()), (50.0, 25.0));
+        assert_eq!(rates.state, "running");
+        assert!(snapshot.groups[0].rates.is_some());
         assert_eq!((activity.gpu, activity.history), (Some(50.0), [25, 50].into()));
         assert_eq!(activities.device(0).collect::<Vec<_>>(), [45, 45, 45]);
         for seconds in 4..200 {

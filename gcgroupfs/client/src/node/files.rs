@@ -24,6 +24,7 @@ pub const FILES: &[&str] = &[
     "compute.pressure",
     "gcgroup.events",
     "gcgroup.suspend",
+    "gcgroup.waits",
     "gcgroup.lease",
     "gcgroup.lease.action",
 ];

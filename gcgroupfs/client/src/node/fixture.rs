@@ -25,6 +25,8 @@ fn process(pid: u32, uid: u32, group: Option<&str>, devices: &[(usize, u64)]) ->
         comm: "train".into(),
         group: group.map(str::to_owned),
         host: None,
+        waits: vec![],
+        rates: None,
         usage: usage(devices.iter().map(|(_, current)| current).sum(), None),
         devices: devices.iter().map(on).collect(),
     }
@@ -36,6 +38,7 @@ fn group(path: &str, uid: u32) -> Group {
         uid,
         user: uid.to_string(),
         lease: None,
+        rates: None,
         usage: usage(0, Some(4096)),
         devices: vec![],
     }

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use super::host::Host;
 use super::users::Users;
 use super::{
-    DEVICE_STAT, FILES, Files, Group, Lease, OnDevice, Process, Snapshot, Usage, VERSION, ancestors,
+    DEVICE_STAT, FILES, Files, Group, Lease, OnDevice, Process, Snapshot, Usage, VERSION, Wait, ancestors,
     read_devices,
 };
 use crate::Client;
@@ -137,6 +137,7 @@ impl Reader {
                     user: self.users.name(line.uid),
                     path: line.group,
                     lease,
+                    rates: None,
                     usage,
                     devices: Vec::new(),
                 }),
@@ -161,6 +162,8 @@ impl Reader {
                     comm: line.comm,
                     group: line.group,
                     host: self.with_host.then(|| Host::read(pid, line.uid)).flatten(),
+                    waits: Wait::all(&usage.files),
+                    rates: None,
                     usage,
                     devices: Vec::new(),
                 }),

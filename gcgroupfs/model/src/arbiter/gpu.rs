@@ -18,6 +18,7 @@ use super::policy::{Time, Weigh};
 use super::rank::{below, ranks};
 use super::tree::Tree;
 use super::turns::{Contest, Decision, Turns, View};
+use super::waits;
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
 const DIVISION: u64 = 2_000_000;
@@ -225,6 +226,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 share_percent: percent(member.fair),
                 measures: settings.measures != 0,
                 is_shared: nr_busy > usize::from(one.is_busy),
+                waits_for: None,
             });
         }
         self.tree = Some(tree);
@@ -232,6 +234,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         for (order, member) in orders.iter_mut().zip(self.members()) {
             order.wants_end = waits && member.is_busy && !member.is_held;
         }
+        waits::set(&mut orders, &self.members, seen);
         Plan {
             next: self.next(now, &decision, (is_measured, measures || is_uneven), settings),
             orders,

@@ -35,6 +35,7 @@ mod settings;
 mod state;
 mod tree;
 mod turns;
+mod waits;
 
 #[cfg(test)]
 mod tests;

@@ -7,6 +7,7 @@ use super::member::Seen;
 use super::memory_turns::MemoryTurn;
 use super::memory_turns::{MemoryNews, Share};
 use super::policy::{Policy, Time};
+use crate::tree::WaitsFor;
 
 /// GPU time of a process since the last measurement, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -38,6 +39,8 @@ pub(super) struct Order {
     pub measures: bool,
     /// Whether other processes have work on the GPU.
     pub is_shared: bool,
+    /// Place among the observed processes of the one that it waits for.
+    pub waits_for: Option<(usize, WaitsFor)>,
 }
 
 #[cfg(test)]
@@ -58,6 +61,7 @@ impl Order {
         share_percent: 0,
         measures: false,
         is_shared: false,
+        waits_for: None,
     };
 }
 

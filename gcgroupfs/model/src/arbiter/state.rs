@@ -167,7 +167,7 @@ impl State {
                 tree.order(id, device, &GateOrder::OPEN);
             }
             for (one, order) in seen.iter().zip(&plan.orders) {
-                tree.order(one.id, device, &self.gate(order));
+                tree.order(one.id, device, &self.gate(order, seen));
             }
             tree.fence();
             for (one, order) in seen.iter().zip(&plan.orders) {
@@ -182,7 +182,8 @@ impl State {
         }
     }
 
-    fn gate(&self, order: &Order) -> GateOrder {
+    fn gate(&self, order: &Order, seen: &[Seen<ProcessId>]) -> GateOrder {
+        let awaited = order.waits_for;
         GateOrder {
             gate: order.gate,
             window_usec: usec(order.window),
@@ -194,6 +195,7 @@ impl State {
             share_percent: order.share_percent,
             measures: order.measures,
             is_shared: order.is_shared,
+            waits_for: awaited.and_then(|(place, what)| Some((seen.get(place)?.id, what))),
         }
     }
 

@@ -95,6 +95,20 @@ pub(super) const FILES: &[ControlFile] = &[
               as last seen by a scan: at least every 10 seconds).",
     },
     ControlFile {
+        name: "gcgroup.waits",
+        on: On {
+            process: true,
+            ..On::NONE
+        },
+        contents: List,
+        io: Read(|view| Ok(view.waits().iter().map(|wait| format!("{wait}\n")).collect())),
+        doc: "The processes that this one waits or has waited for, one line each: the pid, then KEY=VALUE pairs. for is \
+              turn (the other has the turn to submit work, or one of several that have it) or memory (it has the memory \
+              turn); usec is the time of these waits, now is 1 while it waits for that one, and priority is the other's \
+              in force, without it if it has ended. On each GPU the one of now is first, then come those that it has waited \
+              for longest, 8 at most. A wait for a quota, a freeze or the process's own queued work is for no other process. The times begin at 0 when the daemon starts.",
+    },
+    ControlFile {
         name: "gcgroup.kill",
         on: On::WHOLE,
         contents: Contents::Page,

@@ -22,6 +22,8 @@ pub struct Arbitration<'a> {
     pub(super) state: &'a mut State,
     notices: Vec<Notice>,
     opened: Opened,
+    /// Time of the tick, nanoseconds.
+    now: u64,
 }
 
 impl Tree {
@@ -32,6 +34,7 @@ impl Tree {
             state: &mut state,
             notices: Vec::new(),
             opened: Vec::new(),
+            now: 0,
         };
         let result = tick(&mut arbitration);
         let Arbitration { notices, opened, .. } = arbitration;
@@ -71,6 +74,7 @@ impl Arbitration<'_> {
         device: usize,
         is_watched: impl Fn(ProcessId) -> bool,
     ) -> Vec<Seen<ProcessId>> {
+        self.now = now;
         let steps = self.state.steps(self.state.device_users.of(device), device);
         let notices = &mut self.notices;
         let host_memory = self.state.devices.host.memory;
@@ -125,11 +129,18 @@ impl Arbitration<'_> {
             return;
         };
         let moved = enforce::arbitrate(process, device, order);
+        let waits = process
+            .devices
+            .get(device)
+            .is_some_and(|kept| kept.waits.is_any());
         if moved.has_opened {
             self.opened.push((process.blocks.clone(), device));
         }
         if moved.is_news {
             self.notices.push(Notice::Ring(id));
+        }
+        if waits || order.waits_for.is_some() {
+            self.state.note_wait(id, device, order.waits_for, self.now);
         }
     }
 

@@ -16,6 +16,7 @@ use super::refused::ProcessRefusals;
 use super::settings::{COMPUTE_FREEZE, MEMORY_VISIBLE, Value};
 use super::stall::totals::ProcessStalls;
 use super::suspension::Suspension;
+use super::waits::Waits;
 use super::{Blocks, Devices, GroupId, Identity, ProcessId, Settings, Untrusted};
 use crate::arbiter::MemoryTurn;
 
@@ -37,8 +38,9 @@ pub(super) struct Kept {
     pub(super) share_percent: u64,
     /// Time for which the device was kept free for it.
     pub(super) held: HeldTime,
-    /// State of the gate while it is not frozen.
+    /// State of the gate while it is not frozen, and for whom it is closed.
     pub(super) gate: Gate,
+    pub(super) waits: Waits,
     pub(super) evidence: Evidence,
     /// The last reading of its work.
     pub(super) measured: Measured,
@@ -83,6 +85,7 @@ impl Default for Kept {
             share_percent: 0,
             held: HeldTime::default(),
             gate: Gate::Run,
+            waits: Waits::default(),
             evidence: Evidence::default(),
             measured: Measured::default(),
             is_overhead_estimated: false,

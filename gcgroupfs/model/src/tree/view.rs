@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use super::process::Kept;
 use super::settings::{Computed, MEMORY_SWAP_MAX, MEMORY_VISIBLE, Setting, Value};
+use super::waits::Wait;
 use super::{
     Counter, Device, DeviceStat, Exited, Group, GroupId, Notice, Process, Settings, State, Storage, Sums,
     Unmanaged, enforce, usage,
@@ -390,6 +391,14 @@ impl<'a> View<'a> {
             None => process.devices.iter().map(turn).max_by_key(|turn| *turn as u64),
         };
         Some(turn.unwrap_or(MemoryTurn::None) as u64)
+    }
+
+    /// Returns for which processes the process waits or has waited; nothing except for processes.
+    pub fn waits(&self) -> Vec<Wait<'_>> {
+        match self.scope {
+            Scope::Process(process, _) => self.state.waits_of(process),
+            Scope::Root | Scope::Group(..) => Vec::new(),
+        }
     }
 
     /// Returns what the process has of a device while all that have lately had work want it, percent: of any

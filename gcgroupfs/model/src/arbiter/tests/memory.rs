@@ -65,6 +65,14 @@ fn turns_are_published_and_end_with_a_process() {
         [Gate::Arbitrate, Gate::Throttled, Gate::Run]
     );
     assert_eq!([shown(&play, 100), shown(&play, 101)], [[1, 1], [2, 0]]);
+    play.waits(other, 1);
+    play.after(MSEC);
+    let waits = play.world.show("101/gcgroup.waits");
+    assert!(
+        waits.starts_with("100 gpu=0 for=memory usec=0 now=1 priority=8 "),
+        "{waits}"
+    );
+    play.waits(other, 0);
     play.world.tree.leave(one, 0);
     play.after(20 * MSEC);
     assert_eq!(limit(&play, other), 0);

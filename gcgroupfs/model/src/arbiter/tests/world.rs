@@ -201,6 +201,53 @@ fn lower_priority_waits_while_higher_priority_is_busy() {
 }
 
 #[test]
+fn wait_for_a_turn_names_its_owner_and_counts_time() {
+    let mut play = Play::new(1);
+    play.world.store("compute.policy", ROOT, "strict").unwrap();
+    let (high, low) = (play.join(100, 2), play.join(101, 10));
+    let waits = |play: &Play| play.world.show("101/gcgroup.waits");
+    play.begins(high);
+    play.tick();
+    play.after(MSEC);
+    assert_eq!(waits(&play), "", "no thread waits");
+    play.waits(low, 1);
+    for _ in 0..5 {
+        play.after(MSEC);
+    }
+    assert_eq!(play.gate(low), Gate::Throttled);
+    let line = "100 gpu=0 for=turn usec=4000 now=1 priority=2 comm=";
+    assert!(waits(&play).starts_with(line), "{}", waits(&play));
+    assert_eq!(play.world.show("100/gcgroup.waits"), "");
+    play.ends(high);
+    for _ in 0..10 {
+        play.after(MSEC);
+    }
+    assert_eq!(play.gate(low), Gate::Arbitrate);
+    assert!(waits(&play).contains(" now=0 priority=2 "), "{}", waits(&play));
+    play.world.tree.leave(high, 0);
+    play.after(MSEC);
+    assert!(waits(&play).contains(" now=0 comm="), "{}", waits(&play));
+}
+
+#[test]
+fn wait_for_a_quota_is_for_no_other_process() {
+    let mut play = Play::new(1);
+    let (other, bounded) = (play.join(100, 8), play.join(101, 8));
+    play.world.store("101/compute.max", ROOT, "1000 100000").unwrap();
+    play.begins(other);
+    play.begins(bounded);
+    for _ in 0..20 {
+        play.after(MSEC);
+    }
+    play.ends(bounded);
+    play.waits(bounded, 1);
+    play.after(MSEC);
+    assert_eq!(play.gate(bounded), Gate::Throttled);
+    play.after(MSEC);
+    assert_eq!(play.world.show("101/gcgroup.waits"), "");
+}
+
+#[test]
 fn pause_is_given_to_lower_priority_until_work_is_expected() {
     let mut play = Play::new(1);
     play.world.store("compute.policy", ROOT, "strict").unwrap();

@@ -6,6 +6,7 @@ use gcgroup_abi::Gate;
 
 use crate::arbiter::{MemoryTurn, Share};
 use crate::tree::process::{Process, is_closed};
+use crate::tree::{ProcessId, WaitsFor};
 
 /// The state that a gate shall have while it is not frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct GateOrder {
     pub measures: bool,
     /// Whether other processes have work on the device.
     pub is_shared: bool,
+    /// The process that it waits for.
+    pub waits_for: Option<(ProcessId, WaitsFor)>,
 }
 
 impl GateOrder {
@@ -42,6 +45,7 @@ impl GateOrder {
         share_percent: 0,
         measures: false,
         is_shared: false,
+        waits_for: None,
     };
 }
 

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::Gate;
 
 use super::{Case, Line, Place, Subject};
-use crate::text::size;
+use crate::text::{size, word};
 use crate::tree::enforce;
 use crate::tree::process::{Process, is_closed, slots};
 use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, MEMORY_HIGH, SUSPEND, Setting};
+use crate::tree::waits::{Wait, WaitsFor};
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
@@ -135,12 +136,46 @@ impl Case<'_> {
                 waits.push(format!("waits for other processes to make room on {on}"));
             }
         }
+        waits.extend(self.awaited(process));
         if self.state.asking.contains(&process.id) {
             waits.push(
                 "waits for processes of its groups to register again before memory is granted".to_owned(),
             );
         }
         waits
+    }
+
+    /// Returns for which other processes it waits or has waited.
+    fn awaited(&self, process: &Process) -> Vec<String> {
+        let waits = self.state.waits_of(process).into_iter();
+        let texts = waits.map(|wait| {
+            let Wait {
+                device,
+                pid,
+                comm,
+                usec,
+                ..
+            } = wait;
+            let priority = match wait.priority {
+                Some(priority) => format!("priority {priority}"),
+                None => "ended".to_owned(),
+            };
+            let what = match wait.what {
+                WaitsFor::Turn => "the turn",
+                WaitsFor::Memory => "the memory turn",
+            };
+            let other = format!("process {pid} ({}, {priority})", word(comm));
+            let (seconds, part) = (usec / 1_000_000, usec / 1000 % 1000);
+            match wait.is_now {
+                true => {
+                    format!("{other} has {what} on GPU {device}; waited for it {seconds}.{part:03} s so far")
+                }
+                false => {
+                    format!("has waited {seconds}.{part:03} s for {other} to give up {what} on GPU {device}")
+                }
+            }
+        });
+        texts.collect()
     }
 
     /// Returns for which other processes a device was kept free lately.
