@@ -21,6 +21,10 @@ impl HeldTime {
         }
     }
 
+    pub(super) fn nsec(self) -> u64 {
+        self.nsec
+    }
+
     pub(super) fn usec(self) -> u64 {
         self.nsec / 1000
     }

@@ -36,6 +36,14 @@ impl Tree {
         kept.map_or(Evidence::Unknown, |kept| kept.evidence)
     }
 
+    /// Returns the time for which a device was kept free for a process, nanoseconds; 0 if it has left.
+    pub fn held_nsec(&self, id: ProcessId, device: usize) -> u64 {
+        let state = self.state.lock();
+        let process = state.processes.get(&id);
+        let kept = process.and_then(|process| process.devices.get(device));
+        kept.map_or(0, |kept| kept.held.nsec())
+    }
+
     /// Stores whether there is evidence that the process uses a device as it claims.
     pub fn set_evidence(&self, id: ProcessId, device: usize, evidence: Evidence) {
         let mut state = self.state.lock();

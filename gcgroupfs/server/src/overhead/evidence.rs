@@ -4,10 +4,13 @@
 //! A claim is refuted where
 //!
 //! * the driver lists the processes on the device, and this one is not among them;
-//! * the process has had work for a fifth of the time or more since the last look, [`APART`] ago, and has
-//!   never submitted any;
-//! * it has had so much work in three looks, has submitted nothing meanwhile, and the driver's utilisation of
-//!   the device by processes says that it did nothing.
+//! * the process has never submitted work, and has occupied the device for a fifth of the time or more since
+//!   the last look, [`APART`] ago, or at all in three looks;
+//! * it has occupied the device for a fifth of the time in each of three looks, has submitted nothing
+//!   meanwhile, and the driver's utilisation of the device by processes says that it did nothing.
+//!
+//! A process occupies a device for the time that it is charged, and the time for which the device is kept
+//! free for it.
 //!
 //! A process can forge its own counts, so only the first rule holds against every lie. A process that has a
 //! real context and forges the counts takes no more than its share: it is charged for what it claims.
@@ -18,6 +21,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use super::Source;
+use super::samples::Governed;
 use gcgroupfs_model::tree::{Blocks, Evidence, ProcessId, Tree};
 
 /// Least time between two comparisons of counts.
@@ -27,8 +31,8 @@ const APART: Duration = Duration::from_secs(1);
 /// and the driver updates its figures about once a second.
 const MOST_IDLE: u32 = 3;
 
-/// A claim to less than one part in this many of the time is not checked: the driver's figures are whole
-/// percents.
+/// A process that occupies the device for less than one part in this many of the time is not compared with
+/// the driver's figures: these are whole percents.
 const NOTEWORTHY: u32 = 5;
 
 /// A process's claims about its use of a device, read before the driver is asked: the driver's answer must
@@ -41,8 +45,8 @@ pub(super) struct UseClaim {
     pub(super) claims_now: bool,
     /// Sum of the process's counts of submissions.
     progress: u64,
-    /// GPU time charged to the process, nanoseconds.
-    charged: u64,
+    /// Time for which the process has occupied the device, nanoseconds.
+    occupied: u64,
 }
 
 impl UseClaim {
@@ -51,11 +55,12 @@ impl UseClaim {
         let usage = blocks.usage();
         let here = usage.device(device)?;
         let claims_now = here.claims_use();
+        let charged = blocks.control().devices.get(device)?.usage_nsec.load(Relaxed);
         Some(Self {
             is_any: claims_now || matches!(known, Evidence::Asked | Evidence::Refuted),
             claims_now,
             progress: usage.progress(device),
-            charged: blocks.control().devices.get(device)?.usage_nsec.load(Relaxed),
+            occupied: charged.saturating_add(tree.held_nsec(id, device)),
         })
     }
 }
@@ -65,7 +70,7 @@ impl UseClaim {
 struct Record {
     at: Instant,
     progress: u64,
-    charged: u64,
+    occupied: u64,
     nr_idle: u32,
     is_refuted: bool,
 }
@@ -116,7 +121,7 @@ impl UseRecords {
         let record = self.records.entry(key).or_insert(Record {
             at: now,
             progress: claim.progress,
-            charged: claim.charged,
+            occupied: claim.occupied,
             nr_idle: 0,
             is_refuted: false,
         });
@@ -125,24 +130,27 @@ impl UseRecords {
             *record = Record {
                 at: now,
                 progress: claim.progress,
-                charged: claim.charged,
+                occupied: claim.occupied,
                 nr_idle: 0,
                 is_refuted: false,
             };
         } else if passed >= APART {
-            let charged = Duration::from_nanos(claim.charged.saturating_sub(record.charged));
-            let is_noteworthy = record.is_refuted || charged > passed / NOTEWORTHY;
-            if is_noteworthy && claim.progress == 0 {
-                record.is_refuted = true;
+            let occupied = Duration::from_nanos(claim.occupied.saturating_sub(record.occupied));
+            let is_noteworthy = record.is_refuted || occupied > passed / NOTEWORTHY;
+            if claim.progress == 0 {
+                // Even a little time, since it was not for work. Three looks, since the first submission may
+                // just begin.
+                record.nr_idle += u32::from(!occupied.is_zero());
+                record.is_refuted |= is_noteworthy;
             } else if is_noteworthy {
                 match has_worked() {
                     Some(true) => (record.nr_idle, record.is_refuted) = (0, false),
                     Some(false) => record.nr_idle += 1,
                     None => {}
                 }
-                record.is_refuted |= record.nr_idle >= MOST_IDLE;
             }
-            (record.at, record.charged) = (now, claim.charged);
+            record.is_refuted |= record.nr_idle >= MOST_IDLE;
+            (record.at, record.occupied) = (now, claim.occupied);
         }
         record.is_refuted
     }
@@ -154,25 +162,39 @@ pub(super) struct Driver<'a, S> {
     pub(super) device: usize,
     /// Bytes by pid; `None` if the driver does not say.
     held: Option<&'a HashMap<u32, Option<u64>>>,
-    /// Set if the list is complete: it contains a governed process.
+    /// Set if the list is complete, and its pids are those of the daemon's pid namespace.
     is_complete: bool,
     /// Pids of the processes that have worked within the last [`APART`]; asked for once.
     active: OnceCell<Option<HashSet<u32>>>,
 }
 
 impl<'a, S: Source> Driver<'a, S> {
+    /// `all` are the governed processes. The list `held` is taken to be complete if it contains one of them.
+    /// Outside the first pid namespace all listed pids must be theirs, and they must report contexts: pids of
+    /// another namespace do not fit so well by chance.
     pub(super) fn new(
-        tree: &Tree,
         source: &'a S,
         device: usize,
         held: Option<&'a HashMap<u32, Option<u64>>>,
+        all: &[Governed],
     ) -> Self {
-        let mut pids = held.into_iter().flat_map(HashMap::keys);
+        let is_governed = |pid: &u32| all.iter().any(|(_, governed, _)| governed == pid);
+        let has_context = |pid: &u32| {
+            let mut found = all.iter().filter(|(_, governed, _)| governed == pid);
+            found.any(|(_, _, blocks)| blocks.usage().nr_contexts(device) != 0)
+        };
+        let is_complete = |held: &HashMap<u32, Option<u64>>| {
+            let mut pids = held.keys();
+            match source.sees_everybody() {
+                true => pids.any(is_governed),
+                false => !held.is_empty() && pids.all(has_context),
+            }
+        };
         Self {
             source,
             device,
             held,
-            is_complete: source.sees_everybody() && pids.any(|pid| tree.find(*pid).is_some()),
+            is_complete: held.is_some_and(is_complete),
             active: OnceCell::new(),
         }
     }
@@ -211,7 +233,7 @@ mod tests {
                 is_any: true,
                 claims_now: true,
                 progress: *progress,
-                charged: msec * 1_000_000,
+                occupied: msec * 1_000_000,
             };
             now += APART;
             claims.is_idle(now, KEY, &claim, || *has_worked)
@@ -229,6 +251,13 @@ mod tests {
             (1, 900, None),
         ]);
         assert_eq!(verdicts, [false, false, true, true, false]);
+    }
+
+    #[test]
+    fn little_time_without_any_submission_is_refuted() {
+        let toggled = [(0, 0), (0, 150), (0, 150), (0, 290), (0, 291), (0, 291), (1, 292)];
+        let verdicts = looks(&toggled.map(|(progress, msec)| (progress, msec, Some(false))));
+        assert_eq!(verdicts, [false, false, false, false, true, true, false]);
     }
 
     #[test]

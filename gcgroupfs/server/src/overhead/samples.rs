@@ -17,7 +17,7 @@ use gcgroup_abi::OTHER_DEVICE;
 use gcgroupfs_model::tree::{Blocks, Evidence, Ledger, OnUnmanaged, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
-type Governed = (ProcessId, u32, Arc<dyn Blocks>);
+pub(super) type Governed = (ProcessId, u32, Arc<dyn Blocks>);
 
 #[derive(Debug, Default)]
 pub(super) struct Samples {
@@ -143,7 +143,7 @@ impl Samples {
         let Look { tree, device } = look;
         let read = |process: &&Governed| Before::of(look, process);
         let (mut processes, others): (Vec<&Governed>, Vec<&Governed>) =
-            all.iter().partition(|process| self.is_involved(device, process));
+            all.iter().partition(|process| self.is_involved(look, process));
         let mut before: Vec<Before> = processes.iter().map(read).collect();
         let note = |(id, _, blocks): &Governed| self.unowned.note(*id, blocks.as_ref(), device);
         let is_shared = all.iter().map(note).fold(false, |any, one| any | one);
@@ -154,7 +154,7 @@ impl Samples {
         processes.extend(listed);
         let late = processes[before.len()..].iter().map(read);
         before.extend(late.collect::<Vec<_>>());
-        let driver = Driver::new(tree, source, device, held.as_ref());
+        let driver = Driver::new(source, device, held.as_ref(), all);
         for (process, before) in processes.iter().zip(&before) {
             self.judge_use(tree, process, before, &driver);
         }
@@ -209,12 +209,13 @@ impl Samples {
         }
     }
 
-    /// Returns whether a process may have to do with a device: it claims to, did at the last look, or has not
-    /// been compared yet.
-    fn is_involved(&self, device: usize, (id, _, blocks): &Governed) -> bool {
+    /// Returns whether a process may have to do with a device: it claims to, has done so since the last look,
+    /// did at that one, or has not been compared yet.
+    fn is_involved(&self, Look { tree, device }: Look<'_>, (id, _, blocks): &Governed) -> bool {
         claims_any(blocks.as_ref(), device)
             || self.involved.contains(&(*id, device))
             || !self.known.contains(id)
+            || tree.evidence(*id, device) == Evidence::Asked
     }
 
     /// Notes whether the next look has to compare the process with the device again although it claims

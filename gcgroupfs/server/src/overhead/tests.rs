@@ -177,7 +177,7 @@ fn new_context_is_compared_with_its_charge() {
     }
     ask(&world, id);
     assert_eq!(missing(&world, id, &Says(None, NOTHING)), None, "nobody can say");
-    assert_eq!(missing(&world, id, &Lists(&[7])), None, "not listed yet");
+    assert_eq!(missing(&world, id, &lists(&[7])), None, "not listed yet");
     let held = world.usage(id);
     let meanwhile = move || {
         held.devices[0].memory_current.fetch_add(1, Relaxed);
@@ -253,17 +253,21 @@ fn charge_of_contexts_is_no_overhead() {
     assert_eq!(published(90), 0, "a context is being made");
 }
 
-/// Lists exactly these pids.
-struct Lists<'a>(&'a [u32]);
+/// Lists exactly these pids; `true`: of the first pid namespace.
+struct ListsIn<'a>(&'a [u32], bool);
 
-impl Source for Lists<'_> {
+impl Source for ListsIn<'_> {
     fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
         Some(self.0.iter().map(|pid| (*pid, Some(5))).collect())
     }
 
     fn sees_everybody(&self) -> bool {
-        true
+        self.1
     }
+}
+
+fn lists(pids: &[u32]) -> ListsIn<'_> {
+    ListsIn(pids, true)
 }
 
 #[test]
@@ -277,7 +281,7 @@ fn use_claim_is_refuted_until_the_process_is_listed() {
     };
     let mut samples = Samples::default();
     let mut look = |listed: &[u32]| {
-        samples.take(&world.tree, &Lists(listed));
+        samples.take(&world.tree, &lists(listed));
         [liar, idle].map(|id| world.tree.evidence(id, 0))
     };
     assert_eq!(look(&[101]), [Evidence::Unknown, Evidence::Confirmed]);
@@ -301,17 +305,55 @@ fn use_claim_is_refuted_until_the_process_is_listed() {
 }
 
 #[test]
+fn list_of_another_pid_namespace_refutes_if_it_fits_what_processes_report() {
+    let world = World::new(1);
+    let (liar, honest) = (world.join(100), world.join(101));
+    let contexts = |id, number| world.usage(id).devices[0].nr_contexts.store(number, Relaxed);
+    world.usage(liar).devices[0].nr_waiting.store(1, Relaxed);
+    let mut samples = Samples::default();
+    let mut look = |listed: &[u32]| {
+        samples.take(&world.tree, &ListsIn(listed, false));
+        [liar, honest].map(|id| world.tree.evidence(id, 0))
+    };
+    assert_eq!(
+        look(&[101]),
+        [Evidence::Confirmed; 2],
+        "101 may be another process"
+    );
+    contexts(honest, 1);
+    assert_eq!(look(&[]), [Evidence::Confirmed; 2]);
+    assert_eq!(look(&[101, 7]), [Evidence::Confirmed; 2], "7 is not governed");
+    assert_eq!(look(&[101]), [Evidence::Refuted, Evidence::Confirmed]);
+    contexts(liar, 1);
+    assert_eq!(look(&[100, 101]), [Evidence::Confirmed; 2]);
+}
+
+#[test]
 fn short_claim_between_two_looks_is_refuted() {
     let world = World::new(1);
     let (liar, _) = (world.join(100), world.join(101));
     let waiting = &world.usage(liar).devices[0].nr_waiting;
-    waiting.store(1, Relaxed);
-    world.tree.rung(liar);
-    world.tree.arbitrate(|tree| tree.seen(5, 0, |_| false));
-    waiting.store(0, Relaxed);
+    let claim = || {
+        waiting.store(1, Relaxed);
+        world.tree.rung(liar);
+        world.tree.arbitrate(|tree| tree.seen(5, 0, |_| false));
+        waiting.store(0, Relaxed);
+    };
     let mut samples = Samples::default();
-    samples.take(&world.tree, &Lists(&[101]));
+    claim();
+    samples.take(&world.tree, &lists(&[101]));
     assert_eq!(world.tree.evidence(liar, 0), Evidence::Refuted);
+    // Not involved any more, as after a context that has ended.
+    let mut samples = Samples::default();
+    world.tree.set_evidence(liar, 0, Evidence::Unknown);
+    samples.take(&world.tree, &lists(&[101]));
+    claim();
+    samples.take(&world.tree, &lists(&[101]));
+    assert_eq!(
+        world.tree.evidence(liar, 0),
+        Evidence::Refuted,
+        "known and not involved"
+    );
 }
 
 /// Reports what processes 100 and 101 hold, and a device of which more is in use.
