@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Draws pictures of real runs, with programs on simulated GPUs: gcgroupfs/doc/top.svg of gcgroupfs top in tmux,
-and gcgroupfs/doc/web.png of the exporter's page in headless Chromium.
+and gcgroupfs/doc/web*.png of the exporter's page in headless Chromium.
 
 usage: scripts/screenshot.py [--only top|web] [BUILT-TREE]
 
@@ -9,80 +9,29 @@ minutes, so that its curves show something.
 """
 
 import html
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from web.browser import Browser
+from web.stage import Stage, wait
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 112, 17
-PAGE_WIDTH, PAGE_HEIGHT = 960, 900
+# Pictures of the page: file, width, height, colour scheme, and what is chosen.
+PICTURES = [
+    ("web.png", 1120, 900, "light", ""),
+    ("web-dark.png", 1120, 900, "dark", "#open=team/night"),
+    ("web-phone.png", 390, 844, "dark", ""),
+]
 # Seconds of history on the page.
 HISTORY = 600
 CELL_WIDTH, CELL_HEIGHT = 8.4, 18
 BACKGROUND, FOREGROUND = "#16181d", "#d6d9e0"
 COLORS = ["#454a54", "#ef6b73", "#7ec16e", "#e0b050", "#6aa5e8", "#c586c0", "#5bc0c8", "#d6d9e0"]
-
-
-def environment(dist, root):
-    return os.environ | {
-        "PATH": f"{dist}/bin:{os.environ['PATH']}",
-        "LD_LIBRARY_PATH": f"{dist}/simgpu",
-        "SIMGPU_DIR": f"{root}/sim",
-        "SIMGPU_DEVICES": "2",
-        "SIMGPU_MEMORY": "40G",
-        "GCGROUP_SOCKET": f"{root}/socket",
-        "TERM": "screen",
-        "LC_ALL": "C.UTF-8",
-    }
-
-
-def wait(what, condition):
-    end = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > end:
-            sys.exit(f"screenshot.py: timed out, waiting until {what}")
-        time.sleep(0.1)
-
-
-class Stage:
-    """A daemon and its programs; all end with it."""
-
-    def __init__(self, dist, root):
-        self.dist, self.root, self.children = dist, root, []
-        self.environment = environment(dist, root)
-        (root / "sim").mkdir()
-        self.start(["gcgroupfs", "mount", str(root), "--no-fuse", "--state-dir", str(root / "run")])
-        wait("the daemon answers", lambda: self.gcgroupfs("ls").returncode == 0)
-
-    def start(self, words, **options):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        child = subprocess.Popen(words, env=self.environment, **quiet | options)
-        self.children.append(child)
-        return child
-
-    def gcgroupfs(self, *words):
-        return subprocess.run(["gcgroupfs", *words], env=self.environment, capture_output=True, text=True)
-
-    def program(self, name, group, *words, swap=False):
-        """Starts a copy of the workload under another name, so that the screen shows that name."""
-        path = self.root / name
-        shutil.copy(self.dist / "bin/gcgroup-load", path)
-        options = ["--group", group] + (["--swap"] if swap else [])
-        command = ["gcgroupfs", "run", *options, "--", str(path), *words]
-        child = self.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        while not child.stdout.readline().startswith("ready"):
-            pass
-        return child
-
-    def close(self):
-        for child in reversed(self.children):
-            child.terminate()
-            child.wait()
 
 
 def play(stage):
@@ -125,24 +74,21 @@ def capture(stage):
     return run("capture-pane", "-p", "-e", "-N").splitlines()
 
 
-def page(stage, picture):
-    """Draws the page of an exporter, with a phase in which one program is frozen."""
-    words = ["gcgroup-exporter", "--listen", "127.0.0.1:0"]
-    exporter = stage.start(words, stderr=subprocess.PIPE, text=True)
-    url = exporter.stderr.readline().removeprefix("gcgroup-exporter: ready: ").strip()
+def page(stage):
+    """Draws the page of an exporter, with a phase in which one program is frozen: as a whole, and a phone's."""
+    url = stage.exporter()
     time.sleep(HISTORY / 2)
     stage.gcgroupfs("set", "interactive/compute.freeze", "1")
     time.sleep(HISTORY / 8)
     stage.gcgroupfs("set", "interactive/compute.freeze", "0")
     time.sleep(HISTORY * 3 / 8)
-    # As in test-web.sh, which tests the page.
-    chromium = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run "
-    chromium += "--disable-background-networking --disable-component-update --disable-sync --no-proxy-server "
-    chromium += f"--hide-scrollbars --window-size={PAGE_WIDTH},{PAGE_HEIGHT} --virtual-time-budget=5000"
-    profile = [f"--user-data-dir={stage.root}/profile", f"--screenshot={picture}"]
-    home = stage.environment | {"HOME": str(stage.root)}
-    home.pop("LD_LIBRARY_PATH")
-    subprocess.run(["chromium", *chromium.split(), *profile, url], env=home, check=True, stderr=subprocess.DEVNULL)
+    browser = Browser()
+    for name, width, height, scheme, chosen in PICTURES:
+        browser.look(width, scheme, height)
+        browser.go(url + chosen)
+        browser.until("document.querySelector('#tree .c-name') && (!location.hash || document.querySelector('.details path.busy'))")
+        browser.picture(REPOSITORY / "gcgroupfs/doc" / name)
+    browser.close()
 
 
 def spans(line, look):
@@ -211,7 +157,7 @@ def main():
             if only != "web":
                 (REPOSITORY / "gcgroupfs/doc/top.svg").write_text(svg(capture(stage)))
             if only != "top":
-                page(stage, REPOSITORY / "gcgroupfs/doc/web.png")
+                page(stage)
         finally:
             stage.close()
 

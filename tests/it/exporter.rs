@@ -121,7 +121,7 @@ fn metrics_show_what_the_control_files_show() {
     assert_eq!(state["processes"][0]["state"], "frozen");
     assert_eq!(state["gpus"][1]["governed"], 0);
     wait_until("the page shows why the process waits", || {
-        exporter.state()["waits"][0]["reason"] == "frozen"
+        exporter.state()["waits"][0]["kind"] == "frozen"
     });
     drop(bare);
 }
@@ -153,6 +153,8 @@ fn number_of_series_is_bounded() {
 #[test]
 fn exporter_outlives_the_daemon() {
     let mut mount = Mount::new();
+    let shell = DriverShell::start(&mount);
+    let pid = shell.pid();
     let exporter = Exporter::start(&mount, &[]);
     assert_eq!(exporter.metrics().value("gcgroup_up", &[]), Some(1.0));
     mount.kill9();
@@ -170,13 +172,15 @@ fn exporter_outlives_the_daemon() {
     wait_until("the metrics show the new daemon", || {
         exporter.metrics().value("gcgroup_up", &[]) == Some(1.0)
     });
-    let state = exporter.state();
-    let events = state["events"].as_array().expect("events");
-    let texts: Vec<_> = events
-        .iter()
-        .map(|event| event["text"].as_str().expect("a text"))
-        .collect();
-    assert_eq!(texts, ["the daemon answers again", "the daemon does not answer"]);
+    Dir::of(&mount, pid).freeze();
+    let state = wait_for("the events of both daemons are shown, the latest first", || {
+        let state = exporter.state();
+        let events = state["events"].as_array().expect("events").clone();
+        let mine = events.iter().filter(|event| event["pid"] == pid);
+        let kinds: Vec<_> = mine.map(|event| event["what"].clone()).collect();
+        let at = |what: &str| kinds.iter().rposition(|kind| kind == what);
+        (at("frozen")? < at("joined")?).then_some(state)
+    });
     assert_eq!(state["error"], serde_json::Value::Null);
 }
 

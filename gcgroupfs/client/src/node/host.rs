@@ -27,7 +27,7 @@ pub struct Host {
 impl Host {
     /// Reads what the kernel tells of a process of this user; `None` if it tells nothing, or if the pid is
     /// another process's here, as in another pid namespace than the daemon's.
-    pub(super) fn read(pid: u32, uid: u32) -> Option<Self> {
+    pub fn read(pid: u32, uid: u32) -> Option<Self> {
         let of = |name: &str| format!("/proc/{pid}/{name}");
         let is_own = fs::metadata(of("")).is_ok_and(|directory| directory.uid() == uid);
         let stat = is_own.then(|| fs::read_to_string(of("stat")).ok())??;

@@ -1,164 +1,192 @@
-"use strict";
+// Reads the state every two seconds and draws the page. What is chosen on the page is kept in its address.
 
-// Texts from the daemon are chosen by other users: they only ever become text nodes, never HTML.
+import { COLUMNS } from "./columns.js";
+import { bytes, chart, clock, element, isKnown, update } from "./draw.js";
+import { drawTree } from "./tree.js";
+import { drawWaits } from "./waits.js";
 
 const PERIOD_MS = 2000;
-const WINDOW_S = 1800;
-const SVG = "http://www.w3.org/2000/svg";
 
-function element(name, properties = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) made[key] = value;
-  made.append(...children);
-  return made;
-}
+const byId = (id) => document.getElementById(id);
 
-function svg(name, attributes, ...children) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+// What is chosen on the page.
+const view = {
+  read() {
+    const words = new URLSearchParams(location.hash.slice(1));
+    this.filter = words.get("filter") ?? "";
+    this.sort = words.get("sort") ?? "name";
+    this.isReversed = words.has("reversed");
+    this.opened = words.get("open") ?? "";
+    this.folded = new Set(words.getAll("fold"));
+  },
+  set(changes) {
+    Object.assign(this, changes);
+    const words = new URLSearchParams();
+    if (this.filter !== "") words.set("filter", this.filter);
+    if (this.sort !== "name") words.set("sort", this.sort);
+    if (this.isReversed) words.set("reversed", "");
+    if (this.opened !== "") words.set("open", this.opened);
+    for (const path of this.folded) words.append("fold", path);
+    history.replaceState(null, "", `#${words}`);
+    draw();
+  },
+  toggle(path) {
+    if (!this.folded.delete(path)) this.folded.add(path);
+    this.set({});
+  },
+  open(path) {
+    this.set({ opened: path });
+    refresh();
+  },
+  sortBy(name) {
+    this.set({ sort: name, isReversed: this.sort === name && !this.isReversed });
+  },
+  async freeze(path, frozen) {
+    const answer = await fetch("freeze", {
+      method: "POST",
+      headers: { Authorization: `Bearer ${byId("token").value}` },
+      body: JSON.stringify({ path, frozen }),
+    }).catch((error) => ({ ok: false, text: async () => String(error) }));
+    if (!answer.ok) alert(await answer.text());
+    await refresh();
+  },
+};
 
-function bytes(value) {
-  if (value === null || value === undefined) return "?";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (value >= 1024 && at < units.length - 1) { value /= 1024; at += 1; }
-  return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[at]}`;
-}
+// The last state of a daemon that answered.
+let state = null;
 
-function known(value, unit) {
-  return value === null || value === undefined ? "?" : `${value}${unit}`;
-}
-
-function clock(seconds) {
-  return new Date(seconds * 1000).toLocaleTimeString();
-}
-
-// Returns a line through the points that are known; a gap of the history ends a stroke.
-function curve(kind, points) {
-  let path = "", last = null;
-  for (const [time, value] of points) {
-    if (value === null) { last = null; continue; }
-    const joined = last !== null && time - last < 30;
-    path += `${joined ? "L" : "M"}${time},${(100 - 100 * Math.min(1, value)).toFixed(1)}`;
-    last = time;
-  }
-  return svg("path", { class: kind, d: path });
-}
-
-function gpuCard(gpu, history, end) {
-  const busy = [], memory = [];
-  for (const point of history) {
-    const then = point.gpus.find((one) => one.uuid === gpu.uuid);
-    if (!then) continue;
-    const x = point.time - end + WINDOW_S;
-    if (x < 0) continue;
-    busy.push([x, then.utilization === null ? null : then.utilization / 100]);
-    memory.push([x, then.used === null || !gpu.total ? null : then.used / gpu.total]);
-  }
-  const label = `GPU ${gpu.index}: utilization and memory in the last 30 minutes`;
-  const chart = svg("svg", { viewBox: `0 0 ${WINDOW_S} 100`, preserveAspectRatio: "none", role: "img", "aria-label": label },
-    ...[0, 50, 100].map((y) => svg("line", { class: "axis", x1: 0, x2: WINDOW_S, y1: y, y2: y })),
-    curve("memory", memory), curve("busy", busy));
-  const watts = gpu.power_mw === null ? null : Math.round(gpu.power_mw / 1000);
-  return element("div", { className: "gpu" },
-    element("h3", {}, `${gpu.index} ${gpu.model}`),
-    element("p", {},
-      element("span", { className: "key-busy" }, `${known(gpu.utilization, " %")} busy`), ", ",
+function gpuCard(gpu) {
+  const words = [
+    [gpu.temperature, " °C"],
+    [isKnown(gpu.power_mw) ? Math.round(gpu.power_mw / 1000) : null, " W"],
+    [gpu.governed, " governed"],
+    [gpu.unmanaged, " unmanaged"],
+  ]
+    .filter(([value]) => isKnown(value))
+    .map(([value, unit]) => value + unit);
+  return element(
+    "div",
+    { className: "gpu" },
+    element("h3", {}, `${gpu.index} ${gpu.model}`, element("small", {}, words.join(", "))),
+    element(
+      "p",
+      { className: "key" },
+      element("span", { className: "key-busy" }, `${gpu.utilization ?? "?"} % busy`),
+      " ",
       element("span", { className: "key-memory" }, `${bytes(gpu.used)} of ${bytes(gpu.total)}`),
-      `, ${known(gpu.temperature, " °C")}, ${known(watts, " W")}`),
-    chart,
-    element("p", {}, `${known(gpu.governed, "")} governed, ${known(gpu.unmanaged, "")} unmanaged processes`));
+    ),
+    chart(`GPU ${gpu.index}: utilization and memory in the last 30 minutes`, gpu.history ?? [], state.time, [
+      100,
+      gpu.total,
+    ]),
+  );
 }
 
-function row(cells) {
-  return element("tr", {}, ...cells.map((cell) => {
-    if (cell instanceof Node) return element("td", {}, cell);
-    const isNumber = typeof cell === "object";
-    return isNumber ? element("td", { className: "number" }, cell.number) : element("td", {}, cell);
-  }));
+function drawSummary() {
+  const number = (count, one, many) => `${count} ${count === 1 ? one : many}`;
+  byId("summary").textContent = [
+    number(state.processes.length + state.processes_dropped, "process", "processes"),
+    number(state.groups.length + state.groups_dropped, "group", "groups"),
+    `policy ${state.policy}`,
+  ].join(", ");
+  const counts = new Map();
+  for (const one of state.processes) counts.set(one.state, (counts.get(one.state) ?? 0) + 1);
+  const states = [...counts].sort(([a], [b]) => (a < b ? -1 : 1));
+  update(byId("states"), [states, view.filter], () =>
+    states.map(([name, count]) =>
+      element(
+        "button",
+        {
+          type: "button",
+          className: `state ${name}`,
+          "aria-pressed": view.filter === name,
+          onclick: () => {
+            byId("filter").value = view.filter === name ? "" : name;
+            view.set({ filter: byId("filter").value });
+          },
+        },
+        `${count} ${name}`,
+      ),
+    ),
+  );
+  const dropped = [
+    [state.processes_dropped, "processes"],
+    [state.groups_dropped, "groups"],
+  ].filter(([count]) => count > 0);
+  const texts = dropped.map(([count, what]) => `${count} ${what} left out by --max-${what}`);
+  byId("dropped").textContent = texts.join("; ");
 }
 
-function table(id, titles, rows) {
-  const head = element("thead", {}, element("tr", {}, ...titles.map((title) => element("th", {}, title))));
-  const target = document.getElementById(id);
-  if (rows.length === 0) target.replaceChildren(element("tbody", {}, row(["none"])));
-  else target.replaceChildren(head, element("tbody", {}, ...rows.map(row)));
+function drawHead() {
+  const head = COLUMNS.map((one) => {
+    const isSorted = one.name === view.sort;
+    const direction = isSorted
+      ? Boolean(one.isNumber) !== view.isReversed
+        ? "descending"
+        : "ascending"
+      : "none";
+    const sort = element(
+      "button",
+      { type: "button", onclick: () => view.sortBy(one.name) },
+      one.title,
+      isSorted ? (direction === "ascending" ? " ▴" : " ▾") : "",
+    );
+    return element("th", { className: `c-${one.name} ${one.className ?? ""}`, "aria-sort": direction }, sort);
+  });
+  update(document.querySelector("#tree thead"), [view.sort, view.isReversed], () => [
+    element("tr", {}, ...head),
+  ]);
+  byId("sort").value = view.sort;
 }
 
-function list(id, texts) {
-  const items = texts.length === 0 ? [element("li", { className: "none" }, "none")] : texts.map((text) => element("li", {}, text));
-  document.getElementById(id).replaceChildren(...items);
+function drawEvents() {
+  update(byId("events"), state.events[0]?.number ?? 0, () =>
+    state.events.length === 0
+      ? [element("li", { className: "faint" }, "none")]
+      : state.events.map((event) =>
+          element("li", { className: event.what }, element("time", {}, clock(event.time)), " ", event.line),
+        ),
+  );
 }
 
-async function freeze(path, frozen) {
-  const token = document.getElementById("token").value;
-  const answer = await fetch("freeze", {
-    method: "POST",
-    headers: { Authorization: `Bearer ${token}` },
-    body: JSON.stringify({ path, frozen }),
-  }).catch((error) => ({ ok: false, text: async () => String(error) }));
-  if (!answer.ok) alert(await answer.text());
-  await refresh();
-}
-
-// Cells at the end of a row: the state, and the action where it is allowed.
-function stateCells(state, path, status) {
-  const isFrozen = ["freezing", "frozen"].includes(status);
-  const shown = element("span", { className: isFrozen ? "frozen" : "" }, status);
-  if (!state.writable || path === "") return [shown];
-  const button = element("button", { type: "button" }, isFrozen ? "thaw" : "freeze");
-  button.addEventListener("click", () => freeze(path, !isFrozen));
-  return [shown, button];
-}
-
-function owner(one) {
-  return [["job ", one.job], ["pod ", one.pod], ["container ", one.container]]
-    .filter(([, value]) => value !== "").map(([name, value]) => name + value).join(", ");
-}
-
-function show(state) {
-  const status = document.getElementById("status");
-  status.className = state.error ? "bad" : "";
-  status.textContent = state.error ? state.error : `updated ${clock(state.time)}`;
-  document.getElementById("access").hidden = !state.writable;
-  const last = state.history[state.history.length - 1];
-  const end = state.time ?? (last ? last.time : 0);
-  document.getElementById("gpus").replaceChildren(...(state.gpus ?? []).map((gpu) => gpuCard(gpu, state.history, end)));
-  list("waits", state.waits.map((wait) => `${wait.pid} (${wait.comm}): ${wait.reason}; ${wait.percent} % of the time`));
-  const action = state.writable ? [""] : [];
-  table("groups", ["group", "processes", "memory", "limit", "swapped", "state", ...action], (state.groups ?? []).map((group) => [
-    `/${group.path}`, { number: group.processes }, { number: bytes(group.memory) },
-    { number: group.limit === null ? "max" : bytes(group.limit) }, { number: bytes(group.swapped) },
-    ...stateCells(state, group.path, group.state),
-  ]));
-  table("processes",
-    ["pid", "name", "user", "group", "job", "GPUs", "memory", "limit", "swapped", "priority", "state", ...action],
-    (state.processes ?? []).map((one) => [
-      { number: one.pid }, one.comm, one.user, one.group === null ? "?" : `/${one.group}`, owner(one.owner),
-      one.gpus.join(", "), { number: bytes(one.memory) }, { number: one.limit === null ? "max" : bytes(one.limit) },
-      { number: bytes(one.swapped) }, { number: known(one.priority, "") }, ...stateCells(state, one.pid, one.state),
-    ]));
-  const events = state.events.map((event) => `${clock(event.time)} ${event.text}`);
-  if (state.processes_dropped) events.unshift(`${state.processes_dropped} more processes are not shown`);
-  list("events", events);
+function draw() {
+  if (state === null) return;
+  byId("access").hidden = !state.writable;
+  byId("gpus").replaceChildren(...state.gpus.map(gpuCard));
+  drawSummary();
+  drawWaits(state.waits, (path) => {
+    view.open(path);
+    document.querySelector("#tree .open")?.scrollIntoView({ block: "center" });
+  });
+  drawHead();
+  drawTree(state, view);
+  drawEvents();
 }
 
 async function refresh() {
+  let error = null;
   try {
-    const answer = await fetch("state.json");
+    const answer = await fetch(`state.json?open=${encodeURIComponent(view.opened)}`);
     if (!answer.ok) throw new Error(await answer.text());
-    show(await answer.json());
-  } catch (error) {
-    const status = document.getElementById("status");
-    status.className = "bad";
-    status.textContent = `no answer: ${error.message}`;
+    const next = await answer.json();
+    error = next.error;
+    if (error === null) state = next;
+  } catch (failure) {
+    error = `no answer: ${failure.message}`;
   }
+  document.body.classList.toggle("stale", error !== null);
+  byId("status").textContent = error ?? `updated ${clock(state.time)}`;
+  draw();
 }
 
 async function main() {
+  view.read();
+  byId("filter").value = view.filter;
+  byId("filter").addEventListener("input", (event) => view.set({ filter: event.target.value }));
+  byId("sort").append(...COLUMNS.map((one) => element("option", { value: one.name }, `Sort: ${one.title}`)));
+  byId("sort").addEventListener("change", (event) =>
+    view.set({ sort: event.target.value, isReversed: false }),
+  );
   for (;;) {
     // A page in the background loads nothing.
     if (!document.hidden) await refresh();

@@ -2,8 +2,8 @@
 //! no privileges.
 
 mod accept;
-mod changes;
 mod clients;
+mod history;
 mod metrics;
 mod owner;
 mod page;
@@ -11,6 +11,7 @@ mod pods;
 mod sampler;
 mod snapshot;
 mod textfile;
+mod waits;
 mod web;
 
 use std::io::Read;

@@ -101,12 +101,16 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
             let uuid = gpu.map_or_else(String::new, |gpu| gpu.uuid.clone());
             let mut labels = labels.clone();
             labels.extend([("gpu", on.index.to_string()), ("UUID", uuid)]);
-            rows.push((On::ProcessGpu, labels, files(&on.usage, process.state)));
+            rows.push((On::ProcessGpu, labels, files(&on.usage, process.activity.state)));
         }
-        rows.push((On::Process, labels, files(&process.of.usage, process.state)));
+        rows.push((
+            On::Process,
+            labels,
+            files(&process.of.usage, process.activity.state),
+        ));
     }
     for group in &snapshot.groups {
-        let mut files = files(&group.of.usage, group.state);
+        let mut files = files(&group.of.usage, group.activity.state);
         files.insert("(processes)", group.nr_processes.to_string());
         let mut labels = vec![("group", format!("/{}", group.of.path))];
         if let Some(pod) = snapshot.pods.of_group(&group.of.path) {

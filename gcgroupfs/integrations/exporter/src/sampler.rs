@@ -1,5 +1,5 @@
-//! Reads the daemon's state for all requests, at most once a second, and keeps what the page shows of the
-//! past.
+//! Reads the daemon's state and events for all requests, at most once a second, and keeps what the page shows
+//! of the past.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -7,40 +7,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use gcgroup_client::Client;
 use gcgroup_client::node::{Activities, Reader};
-use serde::Serialize;
+use serde_json::Value;
 
-use crate::changes::{Event, Wait, changes, waits};
-use crate::snapshot::{Caps, Snapshot, now};
+use crate::history::{History, STEP};
+use crate::snapshot::{Caps, Snapshot};
+use crate::waits::{Wait, waits};
 
 /// Age up to which a snapshot serves further requests.
 pub(crate) const FRESH: Duration = Duration::from_secs(1);
 
-/// Interval of the history.
-const STEP: Duration = Duration::from_secs(5);
-
-/// Number of points of the history: half an hour.
-const MAX_POINTS: usize = 360;
-
 /// Number of events that are kept.
 const MAX_EVENTS: usize = 200;
-
-/// GPUs at one moment.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Point {
-    /// Seconds since 1970.
-    pub(crate) time: u64,
-    pub(crate) gpus: Vec<GpuPoint>,
-}
-
-/// GPU at one moment; `None`: unknown.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct GpuPoint {
-    pub(crate) uuid: String,
-    pub(crate) used: Option<u64>,
-    pub(crate) utilization: Option<u64>,
-}
 
 /// State of the daemon, now and before.
 #[derive(Debug, Default)]
@@ -53,9 +33,9 @@ pub(crate) struct State {
     /// Why it did not.
     pub(crate) error: Option<String>,
     pub(crate) waits: Vec<Wait>,
-    pub(crate) history: VecDeque<Point>,
-    /// The latest first.
-    pub(crate) events: VecDeque<Event>,
+    pub(crate) history: History,
+    /// The daemon's last events, the latest first.
+    pub(crate) events: VecDeque<Value>,
 }
 
 /// Reader of a daemon.
@@ -83,7 +63,10 @@ impl Sampler {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.read_at.is_none_or(|at| at.elapsed() >= FRESH) {
             let read = Snapshot::read(&self.socket, self.caps, state.readers());
-            let read = read.map(|snapshot| snapshot.with_names(self.pods.as_deref()));
+            let read = read.and_then(|snapshot| {
+                state.read_events()?;
+                Ok(snapshot.with_names(self.pods.as_deref()))
+            });
             state.store(read);
         }
         show(&state)
@@ -120,54 +103,33 @@ impl State {
         (&mut self.reader, &mut self.activities)
     }
 
+    /// Reads the events since the last one that is known.
+    fn read_events(&mut self) -> anyhow::Result<()> {
+        let last = self.events.front().and_then(|event| event["number"].as_u64());
+        let text = self.reader.client()?.events(last.unwrap_or_default())?;
+        // A user who may see no events sees none.
+        for line in text.unwrap_or_default().lines() {
+            let event = serde_json::from_str(line).context("the daemon's events are invalid")?;
+            self.events.push_front(event);
+        }
+        self.events.truncate(MAX_EVENTS);
+        Ok(())
+    }
+
     fn store(&mut self, read: anyhow::Result<Snapshot>) {
         self.read_at = Some(Instant::now());
         match read {
             Ok(next) => {
                 if let Some(last) = &self.snapshot {
                     self.waits = waits(last, &next);
-                    for event in changes(last, &next) {
-                        self.note(event);
-                    }
-                } else if self.error.is_some() {
-                    self.note(Event::now("the daemon answers again"));
                 }
-                self.add_point(&next);
+                self.history.add(&next);
                 (self.snapshot, self.error) = (Some(Arc::new(next)), None);
             }
             Err(error) => {
-                if self.error.is_none() {
-                    self.note(Event::now("the daemon does not answer"));
-                }
                 (self.snapshot, self.error) = (None, Some(format!("{error:#}")));
                 self.waits.clear();
             }
-        }
-    }
-
-    fn note(&mut self, event: Event) {
-        self.events.push_front(event);
-        self.events.truncate(MAX_EVENTS);
-    }
-
-    fn add_point(&mut self, snapshot: &Snapshot) {
-        let time = now().as_secs();
-        let is_due = self
-            .history
-            .back()
-            .is_none_or(|last| time.abs_diff(last.time) >= STEP.as_secs());
-        if !is_due {
-            return;
-        }
-        let gpus = snapshot.gpus.iter().map(|gpu| GpuPoint {
-            uuid: gpu.uuid.clone(),
-            used: gpu.memory.used,
-            utilization: gpu.utilization,
-        });
-        let gpus = gpus.collect();
-        self.history.push_back(Point { time, gpus });
-        if self.history.len() > MAX_POINTS {
-            self.history.pop_front();
         }
     }
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use gcgroup_client::Client;
-use gcgroup_client::node::{self, Activities, Device, Files, Reader, State, Target, ancestors};
+use gcgroup_client::node::{
+    self, Activities, Activity, Device, Files, Host, Reader, Target, Usage, ancestors,
+};
 
 use crate::owner::Owner;
 use crate::pods::Pods;
@@ -36,29 +38,32 @@ pub(crate) struct Caps {
 }
 
 /// Governed process.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Process {
     pub(crate) of: node::Process,
-    pub(crate) state: State,
+    pub(crate) activity: Activity,
     pub(crate) owner: Owner,
+    pub(crate) host: Option<Host>,
 }
 
 /// Group of governed processes, which may be empty.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Group {
     pub(crate) of: node::Group,
-    pub(crate) state: State,
+    pub(crate) activity: Activity,
     /// Number of processes in it and below.
     pub(crate) nr_processes: usize,
 }
 
 /// The daemon's state.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Snapshot {
     /// Time when it was complete, since 1970.
     pub(crate) time: Duration,
     /// How long it took to read.
     pub(crate) took: Duration,
+    /// The scheduling policy.
+    pub(crate) policy: String,
     pub(crate) gpus: Vec<Device>,
     pub(crate) processes: Vec<Process>,
     pub(crate) groups: Vec<Group>,
@@ -98,7 +103,7 @@ impl Snapshot {
         cap(&mut node.processes, caps.processes, &refuted(&found));
         // Empty groups too: a counter that begins with the first process could begin above 0.
         let groups = node.groups.into_iter().map(|of| Group {
-            state: activities.of(&Target::Group(of.path.clone())).state,
+            activity: activities.of(&Target::Group(of.path.clone())),
             nr_processes: populated.get(&of.path).copied().unwrap_or_default(),
             of,
         });
@@ -108,14 +113,20 @@ impl Snapshot {
         groups.truncate(caps.groups);
         groups.sort_by(|a, b| a.of.path.cmp(&b.of.path));
         let processes = node.processes.into_iter().map(|of| Process {
-            state: activities.of(&Target::Process(of.pid)).state,
+            activity: activities.of(&Target::Process(of.pid)),
             owner: Owner::of(of.pid),
+            // The command line is for its user and root only.
+            host: Host::read(of.pid, of.uid).map(|host| Host {
+                command: None,
+                ..host
+            }),
             of,
         });
         let processes: Vec<Process> = processes.collect();
         Ok(Self {
             time: now(),
             took: begun.elapsed(),
+            policy: node.policy,
             gpus: node.devices,
             processes_dropped: nr_processes - processes.len(),
             processes,
@@ -134,6 +145,14 @@ impl Snapshot {
             process.owner.name(&self.pods);
         }
         self
+    }
+
+    /// Returns the groups and processes with their usage.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (Target, &Usage)> {
+        let groups = self.groups.iter();
+        let groups = groups.map(|group| (Target::Group(group.of.path.clone()), &group.of.usage));
+        let processes = self.processes.iter();
+        groups.chain(processes.map(|process| (Target::Process(process.of.pid), &process.of.usage)))
     }
 
     /// Returns whether the daemon shows what NVML tells of each GPU.

@@ -14,6 +14,7 @@ use hyper::header::{HeaderMap, HeaderValue, REFERRER_POLICY, VARY, X_CONTENT_TYP
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -38,7 +39,27 @@ const LIFE: Duration = Duration::from_secs(60);
 /// Longest body of a request, bytes.
 const MAX_BODY: usize = 4096;
 
-const HTML: &str = "text/html; charset=utf-8";
+/// Files of the page: path, type and text.
+const FILES: &[(&str, &str, &str)] = &[
+    (
+        "/",
+        "text/html; charset=utf-8",
+        include_str!("../page/index.html"),
+    ),
+    (
+        "/page.css",
+        "text/css; charset=utf-8",
+        include_str!("../page/page.css"),
+    ),
+    ("/page.js", SCRIPT, include_str!("../page/page.js")),
+    ("/draw.js", SCRIPT, include_str!("../page/draw.js")),
+    ("/columns.js", SCRIPT, include_str!("../page/columns.js")),
+    ("/details.js", SCRIPT, include_str!("../page/details.js")),
+    ("/tree.js", SCRIPT, include_str!("../page/tree.js")),
+    ("/waits.js", SCRIPT, include_str!("../page/waits.js")),
+];
+
+const SCRIPT: &str = "text/javascript; charset=utf-8";
 const JSON: &str = "application/json";
 
 /// Only this server's own files, and no frames.
@@ -178,21 +199,31 @@ async fn answer(request: Request<Incoming>, site: Arc<Site>) -> Answer {
         );
     }
     let is_get = request.method() == Method::GET || request.method() == Method::HEAD;
-    match request.uri().path() {
-        "/" if is_get => found(HTML, include_str!("../page/index.html")),
-        "/page.js" if is_get => found("text/javascript; charset=utf-8", include_str!("../page/page.js")),
-        "/page.css" if is_get => found("text/css; charset=utf-8", include_str!("../page/page.css")),
+    let path = request.uri().path();
+    let file = FILES.iter().find(|(name, ..)| *name == path);
+    match path {
         "/metrics" if is_get => {
             let is_open = accepts_open_metrics(request.headers());
             blocking(move || metrics(&site, is_open)).await
         }
-        "/state.json" if is_get => blocking(move || state(&site)).await,
-        "/freeze" if request.method() == Method::POST => freeze(request, site).await,
-        "/" | "/page.js" | "/page.css" | "/metrics" | "/state.json" | "/freeze" => {
-            text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n")
+        "/state.json" if is_get => {
+            let query = request.uri().query().unwrap_or_default();
+            let open = query.strip_prefix("open=").map(percent_decode_str);
+            let open = open.map(|path| path.decode_utf8_lossy().into_owned());
+            blocking(move || state(&site, open.as_deref())).await
         }
-        _ => text(StatusCode::NOT_FOUND, "not found\n"),
+        "/freeze" if request.method() == Method::POST => freeze(request, site).await,
+        "/metrics" | "/state.json" | "/freeze" => not_allowed(),
+        _ => match file {
+            Some((_, kind, body)) if is_get => found(kind, *body),
+            Some(_) => not_allowed(),
+            None => text(StatusCode::NOT_FOUND, "not found\n"),
+        },
     }
+}
+
+fn not_allowed() -> Answer {
+    text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n")
 }
 
 /// Runs what may wait for the daemon beside the event loop.
@@ -216,11 +247,11 @@ fn metrics(site: &Site, is_open: bool) -> Answer {
     }
 }
 
-fn state(site: &Site) -> Answer {
+fn state(site: &Site, open: Option<&str>) -> Answer {
+    let is_writable = site.token.is_some();
     found(
         JSON,
-        site.sampler
-            .with(|state| page::state(state, site.token.is_some())),
+        site.sampler.with(|state| page::state(state, open, is_writable)),
     )
 }
 
