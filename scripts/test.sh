@@ -55,7 +55,7 @@ steps='
 30 | 300 | | scripts/models.sh
 300 | 1800 | | scripts/build.sh
 8 | 300 | command -v apt-get && scripts/test-driver.sh --has | scripts/test-driver.sh
-12 | 600 | command -v chromium | scripts/test-web.sh
+40 | 600 | command -v chromium | scripts/test-web.sh
 12 | 400 | command -v systemctl | scripts/test-systemd.sh
 52 | 540 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-cluster.sh slurm
 90 | 900 | command -v debootstrap && [ "$(id -u)" = 0 ] | printf "%s\n" "trixie --database sid" "sid --database trixie" | xargs -P 2 -L 1 scripts/test-cluster.sh slurm --in

@@ -20,10 +20,10 @@ class Browser:
     def __init__(self):
         self.home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         (there, self.write), (self.read, back) = os.pipe(), os.pipe()
-
+        profile = f"--user-data-dir={self.home.name}/profile"
         # The numbers ascend: no redirection closes what another needs.
         self.child = subprocess.Popen(
-            ["sh", "-c", f'exec chromium "$@" 3<&{there} 4>&{back}', "sh", *OPTIONS.split(), f"--user-data-dir={self.home.name}/profile"],
+            ["bash", "-c", f'exec chromium "$@" 3<&{there} 4>&{back}', "-", *OPTIONS.split(), profile],
             env=os.environ | {"HOME": self.home.name},
             pass_fds=(there, back),
             stdout=subprocess.DEVNULL,

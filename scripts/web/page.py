@@ -54,7 +54,7 @@ MANY = """{
     for (let at = few; at < 500; at += 1) {
       const copy = { ...state.processes[at % few], pid: String(5000000 + at), group: `lab/user${at % 20}` };
       state.processes.push(copy);
-      state.waits.push({ pid: copy.pid, comm: copy.comm, priority: 8, percent: 50, kind: "own", causes: [{ pid: null, comm: "", priority: null, text: "a cause" }] });
+      state.waits.push({ pid: copy.pid, comm: copy.comm, priority: 8, percent: 50, kind: "own", causes: [{ pid: null, comm: "", priority: null, text: "a cause", percent: 50 }] });
     }
     return new Response(JSON.stringify(state));
   };
@@ -135,7 +135,7 @@ def few(page, stage, programs):
     frozen = programs[1].pid
     wait("a process waits as it is frozen", lambda: any(it["kind"] == "frozen" for it in state(page.url)["waits"]))
     page.open()
-    page.until("document.getElementById('waits').innerText.includes('has the turn on GPU 0')")
+    page.until("document.getElementById('waits').innerText.includes('turn on GPU 0')")
     page.check_looks("six processes")
     # Hostile names stay text.
     spelt = GROUP.replace("\u202e", "\\u{202e}")

@@ -169,8 +169,8 @@ fn exporter_outlives_the_daemon() {
             .is_some_and(|error| error.starts_with("no daemon at "))
     });
     mount.restart();
-    wait_until("the metrics show the new daemon", || {
-        exporter.metrics().value("gcgroup_up", &[]) == Some(1.0)
+    wait_until("the metrics show the new daemon and its process", || {
+        exporter.metrics().value("gcgroup_processes", &[]) == Some(1.0)
     });
     Dir::of(&mount, pid).freeze();
     let state = wait_for("the events of both daemons are shown, the latest first", || {

@@ -29,7 +29,7 @@ export function drawWaits(waits, open) {
       for (const cause of wait.causes) {
         const key = `${cause.pid} ${cause.text}`;
         if (!causes.has(key)) causes.set(key, { ...cause, to: causes.size });
-        lines.push([from, causes.get(key).to, wait.kind, 1 + wait.percent / 25]);
+        lines.push([from, causes.get(key).to, wait.kind, 1 + cause.percent / 25]);
       }
     }
     const left = shown.map((wait) =>

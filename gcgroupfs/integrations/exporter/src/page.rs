@@ -76,6 +76,7 @@ fn process(
     row["owner"] = json!(owner);
     row["gpus"] = of.devices.iter().map(|on| on.index).collect();
     row["share"] = of.usage.compute.stat.get("share_percent").copied().into();
+    row["waits"] = json!(of.waits);
     if let Some(host) = host {
         row["start"] = host.start.into();
         row["cpu_usec"] = host.cpu_usec.into();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gcgroup_client::node::{Pressure, State, Usage, ancestors};
+use gcgroup_client::node::{self, Pressure, State, Usage, ancestors};
 use serde::Serialize;
 
 use crate::snapshot::{Process, Snapshot};
@@ -29,6 +29,8 @@ pub(crate) struct Cause {
     /// `None`: it has ended.
     pub(crate) priority: Option<u64>,
     pub(crate) text: String,
+    /// Part of the time since the last snapshot, percent.
+    pub(crate) percent: u64,
 }
 
 /// Returns the processes that have waited between two snapshots, those that waited longest first.
@@ -61,13 +63,17 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
                 true => compute_reason(process, next),
                 false => ("memory", memory_reason(process)),
             };
+            let percent = |usec: u64| (usec.saturating_mul(100) / elapsed).clamp(1, 100);
             waits.push(Wait {
                 pid: process.of.pid.to_string(),
                 comm: process.of.comm.clone(),
                 priority: process.of.usage.compute.priority,
-                percent: (waited.saturating_mul(100) / elapsed).clamp(1, 100),
+                percent: percent(waited),
                 kind,
-                causes: vec![Cause::other(text)],
+                causes: match awaited((*last, process), kind, next, percent) {
+                    none if none.is_empty() => vec![Cause::other(text, percent(waited))],
+                    processes => processes,
+                },
             });
         }
     }
@@ -76,27 +82,63 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
 }
 
 impl Cause {
-    fn other(text: String) -> Self {
+    fn other(text: String, percent: u64) -> Self {
         Self {
             pid: None,
             comm: String::new(),
             priority: None,
             text,
+            percent,
         }
     }
+}
+
+/// Returns the processes that one has waited for since the last snapshot, for their turns or their memory.
+fn awaited(
+    (last, process): (&Process, &Process),
+    kind: &str,
+    next: &Snapshot,
+    percent: impl Fn(u64) -> u64,
+) -> Vec<Cause> {
+    // A process with a quota waits for turns too.
+    let what = if kind == "quota" { "turn" } else { kind };
+    let waits = process.of.waits.iter().filter(|wait| wait.r#for == what);
+    let cause = |wait: &node::Wait| {
+        let is_same = |it: &&node::Wait| (it.pid, it.gpu, &it.r#for) == (wait.pid, wait.gpu, &wait.r#for);
+        let before = last.of.waits.iter().find(is_same).map_or(0, |it| it.usec);
+        let usec = wait.usec.saturating_sub(before);
+        if usec == 0 && !wait.now {
+            return None;
+        }
+        let found = next.processes.iter().find(|it| it.of.pid == wait.pid);
+        let what = if what == "turn" { "turn" } else { "memory turn" };
+        Some(Cause {
+            pid: Some(wait.pid.to_string()),
+            comm: found.map_or(&wait.comm, |it| &it.of.comm).clone(),
+            priority: wait.priority,
+            text: format!("{what} on GPU {}", wait.gpu),
+            percent: percent(usec),
+        })
+    };
+    waits.filter_map(cause).collect()
 }
 
 /// Returns why submissions of a process wait: a word and a text.
 fn compute_reason(process: &Process, next: &Snapshot) -> (&'static str, String) {
     let path = process.of.group.as_deref().unwrap_or_default();
-    let mut groups = ancestors(path).filter_map(|path| next.groups.iter().find(|it| it.of.path == path));
-    let frozen = groups.find(|group| group.of.usage.compute.freeze);
+    let groups = ancestors(path).filter_map(|path| next.groups.iter().find(|it| it.of.path == path));
+    let groups: Vec<_> = groups.collect();
+    let frozen = groups.iter().find(|group| group.of.usage.compute.freeze);
+    let mut usages = groups.iter().map(|group| &group.of.usage);
+    let has_quota = |usage: &Usage| usage.compute.max.quota_usec.is_some();
+    let has_quota = has_quota(&process.of.usage) || usages.any(has_quota);
     match (process.of.usage.compute.freeze, frozen, process.activity.state) {
         (true, ..) => ("frozen", "frozen".to_owned()),
         (_, Some(group), _) => ("frozen", format!("group /{} is frozen", group.of.path)),
         (_, _, state) if state.is_frozen() => ("frozen", "a group is frozen".to_owned()),
         (_, _, state) if state.is_suspended() => ("frozen", "suspended".to_owned()),
-        (_, _, State::Throttled) => ("turn", "a turn or a quota".to_owned()),
+        (_, _, State::Throttled) if has_quota => ("quota", "its quota".to_owned()),
+        (_, _, State::Throttled) => ("turn", "a turn".to_owned()),
         _ => ("own", "its own queued work".to_owned()),
     }
 }
@@ -115,7 +157,7 @@ fn memory_reason(process: &Process) -> String {
 mod tests {
     use std::time::Duration;
 
-    use gcgroup_client::node::{self, Files};
+    use gcgroup_client::node::Files;
 
     use super::*;
 
@@ -166,5 +208,42 @@ mod tests {
             (waits[0].percent, waits[0].kind, waits[0].causes[0].text.as_str()),
             (50, "frozen", "group /team is frozen")
         );
+    }
+
+    #[test]
+    fn wait_names_the_processes_waited_for_since() {
+        let pressure = |total| format!("some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\n");
+        let (before, after) = (pressure(0), pressure(500_000));
+        let wait = |pid, kind: &str, usec| node::Wait {
+            pid,
+            comm: "ended".to_owned(),
+            gpu: 1,
+            r#for: kind.to_owned(),
+            usec,
+            now: false,
+            priority: None,
+        };
+        let mut last = snapshot(0, &[(1, &[("compute.pressure", &before)])]);
+        let mut next = snapshot(1, &[(1, &[("compute.pressure", &after)]), (2, &[])]);
+        next.processes[0].activity.state = State::Throttled;
+        next.processes[1].of.comm = "train".to_owned();
+        last.processes[0].of.waits = vec![wait(2, "turn", 3), wait(3, "turn", 4), wait(4, "turn", 0)];
+        next.processes[0].of.waits = vec![
+            wait(2, "turn", 9),
+            wait(3, "turn", 4),
+            wait(4, "turn", 1),
+            wait(5, "memory", 1),
+        ];
+        let found = &waits(&last, &next)[0];
+        let causes = found
+            .causes
+            .iter()
+            .map(|it| (it.pid.as_deref(), it.comm.as_str(), it.text.as_str()));
+        let text = "turn on GPU 1";
+        assert_eq!(
+            causes.collect::<Vec<_>>(),
+            [(Some("2"), "train", text), (Some("4"), "ended", text)]
+        );
+        assert_eq!(found.kind, "turn");
     }
 }
