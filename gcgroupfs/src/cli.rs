@@ -13,6 +13,7 @@ mod format;
 mod freeze;
 mod gvm;
 mod hold;
+mod kill;
 mod ls;
 mod mount;
 mod paths;
@@ -135,6 +136,8 @@ commands! {
     Thaw(freeze::Paths) => |socket, arguments| freeze::thaw(&socket, &arguments);
     /// Holds settings of processes and groups while a command runs, and reverts them however it ends.
     Hold(hold::Arguments) => |socket, arguments| hold::run(&socket, &arguments);
+    /// Ends processes and jobs as a whole: SIGTERM, and SIGKILL after a time of grace.
+    Kill(kill::Arguments) => |socket, arguments| kill::run(&socket, &arguments);
     /// Moves all GPU memory of processes and groups to the host, also of programs not started with --swap.
     Suspend(freeze::Suspend) => |socket, arguments| freeze::suspend(&socket, &arguments);
     /// Moves the memory of suspended processes and groups back, once there is room.

@@ -130,6 +130,8 @@ mod kill;
 #[cfg(test)]
 mod kill_sums;
 #[cfg(test)]
+mod kill_whole;
+#[cfg(test)]
 mod leases;
 #[cfg(test)]
 mod liars;

@@ -57,7 +57,7 @@ pub(super) struct Resume {
 pub(super) struct Paths {
     /// Processes and groups by the names of their directories: 4242, team/a, /gcgroup/team/a
     #[arg(required = true, value_name = "PID|GROUP", value_parser = path)]
-    paths: Vec<String>,
+    pub(super) paths: Vec<String>,
 }
 
 /// Refuses the root, since it cannot be frozen or suspended.

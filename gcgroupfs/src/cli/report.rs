@@ -81,7 +81,7 @@ impl By {
 }
 
 /// Parses a time with an optional unit, as seconds.
-fn age(text: &str) -> Result<u64, String> {
+pub(super) fn age(text: &str) -> Result<u64, String> {
     let units = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("w", 7 * 86_400)];
     let with_unit = units
         .iter()

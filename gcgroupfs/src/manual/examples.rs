@@ -53,6 +53,10 @@ const EXAMPLES: &[(&str, &str)] = &[
         "hold",
         "gcgroupfs hold --freeze 4711 -- ./interactive\ngcgroupfs hold --memory-limit 50% team -- sleep 60",
     ),
+    (
+        "kill",
+        "gcgroupfs kill --grace 30s team/night\ngcgroupfs kill --grace 0 4711",
+    ),
     ("gvm", "gcgroupfs gvm -- ./experiment.sh"),
     ("suspend", "gcgroupfs suspend --wait --timeout 60 4711"),
     ("resume", "gcgroupfs resume --wait 4711"),
