@@ -17,6 +17,7 @@ mod kill;
 mod ls;
 mod mount;
 mod paths;
+mod progress;
 mod promise;
 mod record;
 mod reload;

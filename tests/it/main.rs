@@ -196,6 +196,8 @@ mod pressure;
 #[cfg(test)]
 mod privileged;
 #[cfg(test)]
+mod progress;
+#[cfg(test)]
 mod prometheus;
 #[cfg(test)]
 mod promised;

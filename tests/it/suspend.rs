@@ -15,12 +15,12 @@ const MIB: u64 = 1 << 20;
 /// Size of a context in these tests.
 const CONTEXT: u64 = 16 * MIB;
 
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT)
 }
 
 #[track_caller]
-fn alloc(program: &mut Governed, bytes: u64) {
+pub(crate) fn alloc(program: &mut Governed, bytes: u64) {
     let answer = program.ask(&format!("alloc linear {bytes}"));
     assert!(answer.starts_with("allocated "), "{answer}");
 }

@@ -5,6 +5,7 @@ mod files;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod host;
+mod moving;
 mod parse;
 mod read;
 mod tree;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use self::activity::{Activities, Activity, POINTS, Rates, State, Target};
 pub use self::files::{FILES, Files, value};
 pub use self::host::Host;
+pub use self::moving::{Moving, Whereabouts};
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
 pub use self::tree::{Below, ancestors};

@@ -39,6 +39,11 @@ pub(in crate::cli) fn time_left(seconds: u64) -> String {
         .collect()
 }
 
+/// Returns whether the terminal knows no control sequences.
+pub(in crate::cli) fn is_dumb() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name == "dumb")
+}
+
 /// Parses a pause between two pictures: seconds, as `0.5`, from 0.1 to 3600.
 ///
 /// # Errors

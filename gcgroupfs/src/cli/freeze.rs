@@ -12,7 +12,9 @@ use gcgroup_client::node::value;
 use super::Socket;
 use super::expression::Verdict;
 use super::paths::Named;
+use super::progress::Progress;
 use super::wait::{Failure, deadline, seconds, until};
+use gcgroupfs_model::tree::SUSPEND;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -123,6 +125,8 @@ fn run(
     match Client::connect(&socket) {
         Err(error) => complain("", &format!("{error:#}")),
         Ok(mut client) => {
+            let moves = wait.is_some() && file == SUSPEND.name;
+            let _progress = moves.then(|| Progress::of(&socket, &paths));
             paths.retain(|path| {
                 let set = client.set(&format!("{path}/{file}"), value);
                 let set = set.and_then(|set| Ok(set?));

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use super::expression::Verdict;
+use super::progress::Progress;
 use super::wait::{Failure, deadline, seconds, until};
 use super::{IntoExitCode as _, Socket};
 use gcgroup_client::Client;
@@ -131,6 +132,9 @@ fn set(mut client: Client, socket: &Path, file: &str, arguments: &Set) -> Result
     };
     let before = (slow.before)(&mut directory, arguments.value.trim())?;
     let fails = directory.fails();
+    let _progress = name
+        .starts_with("memory.")
+        .then(|| Progress::of(socket, &[whole(path)]));
     directory.client.set(file, &arguments.value)??;
     let goal = (slow.goal)(&mut directory, before)?;
     let judge = |text: &str| match number(text, goal.key) {
@@ -148,6 +152,13 @@ fn set(mut client: Client, socket: &Path, file: &str, arguments: &Set) -> Result
             bail!("{}: {words}", shown.display())
         }
     }
+}
+
+/// Returns the path of a process or a group without that of a device.
+fn whole(path: &str) -> String {
+    let (first, _) = path.split_once('/').unwrap_or((path, ""));
+    let is_pid = first.parse::<u32>().is_ok();
+    if is_pid { first } else { path }.to_owned()
 }
 
 /// The directory of a process, or of a process on a device.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, OnDevice, Snapshot, Suspension, Usage};
+use super::{Device, Moving, OnDevice, Snapshot, Suspension, Usage, Whereabouts};
 
 /// Points of a history: as many as fit in the widest sparkline.
 pub const POINTS: usize = 60;
@@ -95,6 +95,8 @@ pub struct Activity {
     pub gpu: Option<f64>,
     /// Part of the time for which a GPU was kept free for it while others waited, percent.
     pub held: f64,
+    /// Memory that has moved between GPUs and the host since the snapshot before.
+    pub moving: Option<Moving>,
     /// Past values of `gpu`, rounded, the latest last.
     pub history: VecDeque<u64>,
     refused: Option<Instant>,
@@ -110,6 +112,9 @@ pub struct Rates {
     pub gpu_percent: f64,
     /// Part of the time for which a GPU was kept free for it while others waited, percent.
     pub held_percent: f64,
+    /// Memory that has moved between GPUs and the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moving: Option<Moving>,
 }
 
 /// Counts that only grow.
@@ -121,6 +126,7 @@ struct Counts {
     moves: u64,
     stalled_usec: u64,
     held_usec: u64,
+    memory: Whereabouts,
 }
 
 /// Requests of the groups at and above a path that the client may see.
@@ -149,6 +155,7 @@ impl Counts {
             moves: usage.event("swap_in") + usage.event("swap_out"),
             stalled_usec: pressure.map_or(0, |pressure| pressure.full.total_usec),
             held_usec: usage.stat("held_usec"),
+            memory: Whereabouts::from(&usage.memory),
         }
     }
 }
@@ -215,6 +222,7 @@ impl Activities {
                 state: activity.state.name().to_owned(),
                 gpu_percent: activity.gpu?,
                 held_percent: activity.held,
+                moving: activity.moving,
             })
         };
         for group in &mut snapshot.groups {
@@ -254,6 +262,7 @@ fn activity(
     let mut activity = Activity {
         gpu: Some(gpu),
         held: percent(counts.held_usec.saturating_sub(last.held_usec)),
+        moving: Moving::between(last.memory, counts.memory, elapsed),
         refused: when(counts.refusals > last.refusals, before.refused),
         moved: when(counts.moves > last.moves, before.moved),
         last: counts,
