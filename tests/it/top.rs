@@ -1,6 +1,10 @@
 //! Tests `gcgroupfs top` in a real terminal, by the contents of its screens, and its text for scripts.
 
+#[cfg(test)]
+mod row_actions;
 pub(crate) mod screen;
+#[cfg(test)]
+mod widths;
 
 use std::fs;
 use std::process::Command;

@@ -45,8 +45,7 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
         match client.explain(&path)? {
             Err(refusal) if refusal.errno == Errno::ENOENT => {}
             explanation => {
-                let explanation = serde_json::from_str(&explanation?);
-                return Ok(text(&explanation.context("the daemon's answer is invalid")?));
+                return shown(&explanation?);
             }
         }
     }
@@ -68,6 +67,15 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
             }
         }
     }
+}
+
+/// Returns the text of the daemon's answer.
+///
+/// # Errors
+/// It is not an explanation.
+pub(super) fn shown(answer: &str) -> anyhow::Result<String> {
+    let explanation = serde_json::from_str(answer);
+    Ok(text(&explanation.context("the daemon's answer is invalid")?))
 }
 
 /// Explains a process that has ended; `now` in seconds since 1970.

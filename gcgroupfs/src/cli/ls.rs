@@ -13,7 +13,7 @@ use clap::Args;
 use super::columns::{self, Column, Order, TABLE, TREE};
 use super::row::Row;
 use super::rows::{Selection, Shape};
-use crate::cli::format::duration;
+use crate::cli::format::{duration, is_dumb};
 use gcgroup_client::node::{Activities, Reader, Snapshot, ancestors};
 
 #[derive(Debug, Args)]
@@ -55,7 +55,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut reader = Reader::new(socket);
     let mut out = io::stdout().lock();
-    let is_terminal = out.is_terminal();
+    let is_terminal = out.is_terminal() && !is_dumb();
     let mut activities = Activities::default();
     if !arguments.json {
         reader.only(columns::files(&arguments.columns()));

@@ -27,20 +27,21 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::actions::Action;
+use self::actions::{Action, What};
 use self::draw::Style;
 use self::keys::BINDINGS;
 use self::replay::Replay;
-use self::state::{App, Effect, Message};
-use super::columns::Order;
+use self::state::{App, Effect, Message, Mode};
+use super::columns::{Column, Order, of_top};
 use super::record::now;
 use super::rows::{Selection, Shape};
-use crate::cli::format::duration;
+use crate::cli::format::{duration, is_dumb};
 use gcgroup_client::node::{Reader, Snapshot};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-F1 or h shows the keys. Without a UTF-8 locale the screen is ASCII; with NO_COLOR set it has no colours.
+F1 or h shows the keys. Without a UTF-8 locale the screen is ASCII; with NO_COLOR set it has no colours; under \
+TERM=dumb it is text, as with --batch. A screen that is too narrow lacks columns, never the name; a wide one has longer histories.
 
 STATE is what a process or group does: idle, running, throttled (waits to submit without work on a GPU), swapping (memory moved within \
 the last 2 s), refused (a limit refused an allocation within the last 10 s), freezing, frozen, or lost (the hook \
@@ -62,6 +63,9 @@ pub(super) struct Arguments {
     /// Sort by a column, as memory or usage
     #[arg(long, short, value_name = "COLUMN", default_value = "pid", value_parser = Order::of_top)]
     sort: Order,
+    /// Show these columns, as pid,quota,waits_for,name: those of top, or of gcgroupfs ls
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',', value_parser = of_top)]
+    columns: Vec<&'static Column>,
     /// Show only rows with this text in name, pid, user or group
     #[arg(long, short, value_name = "TEXT", default_value = "")]
     filter: String,
@@ -128,7 +132,8 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<ExitCo
     if let Source::Recording(replay) = &source {
         app.replay = Some(replay.clock());
     }
-    if arguments.batch || arguments.once {
+    app.columns.clone_from(&arguments.columns);
+    if arguments.batch || arguments.once || is_dumb() {
         let count = if arguments.once { Some(1) } else { arguments.count };
         return batch(source, app, count).map(|()| ExitCode::SUCCESS);
     }
@@ -299,6 +304,10 @@ impl Shown {
             return;
         };
         let done = action.perform(socket);
+        if let (What::Explain, Ok(text)) = (&action.what, &done) {
+            app.mode = Mode::Text(text.lines().map(str::to_owned).collect(), 0);
+            return;
+        }
         app.message = Some(Message {
             is_error: done.is_err(),
             text: done.unwrap_or_else(|error| format!("{error:#}")),

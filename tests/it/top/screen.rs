@@ -80,6 +80,13 @@ impl Screen {
         output(tmux(&self.directory, arguments))
     }
 
+    /// Makes the terminal so many columns wide.
+    #[track_caller]
+    pub(crate) fn resize(&self, columns: u16) {
+        let output = self.run(&["resize-window", "-x", &columns.to_string(), "-y", "24"]);
+        assert!(output.status.success(), "{output:?}");
+    }
+
     /// Presses keys by their names, as `Enter` or `F9`.
     #[track_caller]
     pub(crate) fn press(&self, keys: &[&str]) {

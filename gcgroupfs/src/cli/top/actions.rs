@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::cli::explain;
 use crate::cli::row::Row;
 use gcgroup_client::Client;
 use gcgroup_client::node::Target;
@@ -32,6 +33,8 @@ pub(super) enum What {
     Move(String),
     /// Sends the signal of this name.
     Kill(String),
+    /// Asks what bounds the row.
+    Explain,
 }
 
 impl Action {
@@ -64,6 +67,10 @@ impl Action {
             (What::Kill(signal), Target::Process(pid)) => {
                 self.signal(*pid, signal)?;
                 Ok(format!("{signal} is sent to {pid}"))
+            }
+            (What::Explain, target) => {
+                let answer = client()?.explain(&target.path())??;
+                explain::shown(&answer)
             }
             (What::Move(_), Target::Group(path)) => bail!("/{path}: only processes can be moved"),
             (What::Kill(_), Target::Group(path)) => bail!("/{path}: signals can be sent to processes only"),

@@ -11,10 +11,10 @@ use ratatui::widgets::Paragraph;
 use super::keys::BINDINGS;
 use super::state::{App, Mode};
 use crate::cli::bars::{meter, sparkline};
-use crate::cli::columns::{limit, on_screen};
+use crate::cli::columns::{awaited, limit, moved, on_screen};
 use crate::cli::format::size;
-use crate::cli::row::Row;
-use gcgroup_client::node::{Activities, Device, OnDevice, Pressure, State};
+use crate::cli::row::{Row, What};
+use gcgroup_client::node::{Activities, Device, OnDevice, POINTS, Pressure, State};
 use gcgroupfs_model::text::word;
 use gcgroupfs_sys::clock::local_time;
 
@@ -46,8 +46,9 @@ impl Style {
     }
 }
 
-/// Width of a GPU's history.
+/// Least width of a GPU's history, and of the screen from which on it is longer.
 const HISTORY: usize = 14;
+const WIDE: usize = 120;
 
 /// Longest message, lines.
 const MAX_MESSAGE: u16 = 3;
@@ -57,6 +58,15 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
     let area = frame.area();
     if app.mode == Mode::Help {
         frame.render_widget(Paragraph::new(help()), area);
+        return;
+    }
+    if let Mode::Text(lines, first) = &app.mode {
+        let shown = lines.iter().skip(*first).map(|line| Line::from(printable(line)));
+        let last = Line::from("Up and Down scroll; any other key returns").bold();
+        let [text, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(area);
+        app.page = usize::from(text.height).max(1);
+        frame.render_widget(Paragraph::new(shown.collect::<Vec<_>>()), text);
+        frame.render_widget(last, below);
         return;
     }
     let nr_devices = u16::try_from(app.snapshot.devices.len()).unwrap_or(u16::MAX);
@@ -85,7 +95,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
         .snapshot
         .devices
         .iter()
-        .map(|device| device_line(device, &app.activities, style))
+        .map(|device| device_line(device, &app.activities, style, area.width.into()))
         .collect();
     frame.render_widget(Paragraph::new(devices), devices_area);
     frame.render_widget(heading(app, heading_area.width.into()), heading_area);
@@ -107,10 +117,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
 fn rows(frame: &mut Frame<'_>, app: &mut App, area: Rect, style: Style) {
     app.page = usize::from(area.height).max(1);
     let first = (app.cursor / app.page) * app.page;
+    let columns = on_screen(area.width.into(), &app.columns);
     let lines = app.rows.iter().enumerate().skip(first).take(app.page);
     let lines = lines.map(|(index, row)| {
         let mut cells = Vec::new();
-        for (column, top) in on_screen(area.width.into()) {
+        for (column, top) in &columns {
             let look = match column.name {
                 "state" => state(row.activity.state, style),
                 "name" if row.is_group() => Look::new().add_modifier(Modifier::BOLD),
@@ -168,13 +179,14 @@ fn title(app: &App) -> String {
 }
 
 /// Returns a line such as `GPU0 [||||      1.5G/8G] util  45% .:-=+ 60C 70.5W NAME`.
-fn device_line(device: &Device, activities: &Activities, style: Style) -> Line<'static> {
+fn device_line(device: &Device, activities: &Activities, style: Style, width: usize) -> Line<'static> {
     let memory = &device.memory;
     let used = memory.used.or(memory.charged).unwrap_or(0);
     let total = memory.total.unwrap_or(0);
     let known = |value: Option<u64>, unit: &str| {
         value.map_or_else(|| "-".to_owned(), |value| format!("{value}{unit}"))
     };
+    let length = (HISTORY + width.saturating_sub(WIDE)).min(POINTS);
     let history: Vec<u64> = activities.device(device.index).collect();
     let power = device
         .power_mw
@@ -184,7 +196,7 @@ fn device_line(device: &Device, activities: &Activities, style: Style) -> Line<'
         Span::raw(meter(used, total)),
         Span::raw(format!(" util {:>4} ", known(device.utilization, "%"))),
         Span::styled(
-            sparkline(&history, HISTORY, style.is_ascii),
+            sparkline(&history, length, style.is_ascii),
             style.color(Color::Green),
         ),
         Span::raw(format!(
@@ -205,7 +217,7 @@ fn word_or_blank(name: &str) -> String {
 fn heading(app: &App, width: usize) -> Line<'static> {
     let mut spans = Vec::new();
     let sorted = app.selection.order.unwrap_or_default().column.name;
-    for (column, top) in on_screen(width) {
+    for (column, top) in on_screen(width, &app.columns) {
         let text = format!("{} ", top.fit(top.title, column.is_number));
         let is_sorted = column.name == sorted;
         spans.push(if is_sorted {
@@ -240,6 +252,16 @@ fn detail(row: &Row, rows: &[Row]) -> String {
         }
         None => String::new(),
     };
+    let wait = match row.what() {
+        What::Process(process) => process.waits_for(None),
+        What::Group(_) => None,
+    };
+    let wait = wait.map_or_else(String::new, |wait| format!(", waits for {}", awaited(wait)));
+    let moving = row
+        .activity
+        .moving
+        .as_ref()
+        .map_or_else(String::new, |one| format!(", moves {}", moved(one)));
     let pressure = |pressure: &Option<Pressure>| pressure.as_ref().map_or(0.0, |it| it.some.avg10);
     let place = row
         .group()
@@ -250,7 +272,7 @@ fn detail(row: &Row, rows: &[Row]) -> String {
         .quota_usec
         .map_or_else(|| "max".to_owned(), |usec| format!("{usec}us"));
     format!(
-        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%{held}",
+        "{place} {}: limit {}, peak {}, quota {quota}, refused {}, waits {:.1}%, for memory {:.1}%{moving}{wait}{held}",
         word(row.user()),
         limit(usage.memory.limit),
         size(usage.memory.peak),
@@ -309,19 +331,26 @@ fn help() -> Vec<Line<'static>> {
 
 /// Returns the whole table as text, with an empty line at its end.
 pub(super) fn text(app: &App) -> String {
-    // Without the terminal's bounds: all columns, in ASCII.
-    const WIDTH: usize = usize::MAX;
+    // All columns of `top`, or those that are chosen, in ASCII.
+    let width = if app.columns.is_empty() {
+        WIDE
+    } else {
+        usize::from(u16::MAX)
+    };
+    let columns = on_screen(width, &app.columns);
     let style = Style {
         has_color: false,
         is_ascii: true,
     };
     let mut lines = vec![title(app)];
     let devices = app.snapshot.devices.iter();
-    lines.extend(devices.map(|device| device_line(device, &app.activities, style).to_string()));
-    let headings = on_screen(WIDTH).map(|(column, top)| top.fit(top.title, column.is_number));
+    lines.extend(devices.map(|device| device_line(device, &app.activities, style, WIDE).to_string()));
+    let headings = columns
+        .iter()
+        .map(|(column, top)| top.fit(top.title, column.is_number));
     lines.push(headings.collect::<Vec<_>>().join(" "));
     for row in &app.rows {
-        let cells = on_screen(WIDTH).map(|(column, top)| top.cell(column, row, true));
+        let cells = columns.iter().map(|(column, top)| top.cell(column, row, true));
         lines.push(cells.collect::<Vec<_>>().join(" "));
     }
     lines

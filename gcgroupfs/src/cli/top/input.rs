@@ -6,6 +6,7 @@ use super::actions::What;
 use super::keys::BINDINGS;
 use super::question::Question;
 use super::state::{App, Effect, Mode, Step};
+use crate::cli::columns::of_top;
 use crate::cli::record::now;
 use gcgroupfs_sys::clock::parse_local_time;
 
@@ -19,6 +20,21 @@ impl App {
         match &mut self.mode {
             Mode::Help => {
                 self.mode = Mode::Table;
+                Effect::None
+            }
+            Mode::Text(lines, first) => {
+                let last = lines.len().saturating_sub(1);
+                let moved = match event.code {
+                    KeyCode::Up => first.saturating_sub(1),
+                    KeyCode::Down => *first + 1,
+                    KeyCode::PageUp => first.saturating_sub(self.page),
+                    KeyCode::PageDown => *first + self.page,
+                    _ => {
+                        self.mode = Mode::Table;
+                        return Effect::None;
+                    }
+                };
+                *first = moved.min(last);
                 Effect::None
             }
             Mode::Prompt(question, text) => {
@@ -89,6 +105,14 @@ impl App {
         let text = text.trim().to_owned();
         let what = match question {
             Question::Filter | Question::Search => return Effect::None,
+            Question::Columns => {
+                let names = text.split(',').filter(|name| !name.is_empty());
+                match names.map(|name| of_top(name.trim())).collect() {
+                    Ok(columns) => self.columns = columns,
+                    Err(error) => return self.complain(error),
+                }
+                return Effect::None;
+            }
             _ if text.is_empty() => return Effect::None,
             Question::Time => {
                 return match parse_local_time(&text, now()) {
@@ -97,6 +121,8 @@ impl App {
                 };
             }
             Question::Limit => What::Write("memory.limit", text),
+            Question::Quota => What::Write("compute.max", text),
+            Question::Reclaim => What::Write("memory.reclaim", text),
             Question::Priority => What::Write("compute.priority", text),
             Question::Move => What::Move(text),
             Question::Kill => What::Kill(text),
@@ -245,6 +271,31 @@ mod tests {
     }
 
     #[test]
+    fn columns_are_chosen_and_refused_by_name() {
+        let mut app = app();
+        let names = |app: &App| app.columns.iter().map(|column| column.name).collect::<Vec<_>>();
+        press(&mut app, KeyCode::F(2));
+        enter(&mut app, "pid, quota,name");
+        assert_eq!(names(&app), ["pid", "quota", "name"]);
+        press(&mut app, KeyCode::F(2));
+        enter(&mut app, "x");
+        assert!(app.message.take().is_some_and(|message| message.is_error));
+        assert_eq!(names(&app), ["pid", "quota", "name"], "they stay");
+    }
+
+    #[test]
+    fn text_scrolls_and_another_key_returns() {
+        let mut app = app();
+        app.mode = Mode::Text(vec!["a".into(), "b".into()], 0);
+        for (code, first) in [(KeyCode::Down, 1), (KeyCode::PageDown, 1), (KeyCode::Up, 0)] {
+            press(&mut app, code);
+            assert_eq!(app.mode, Mode::Text(vec!["a".into(), "b".into()], first));
+        }
+        press(&mut app, KeyCode::Esc);
+        assert_eq!(app.mode, Mode::Table);
+    }
+
+    #[test]
     fn actions_name_the_selected_row() {
         let mut app = app();
         let write = |file, value: &str| ("101".to_owned(), What::Write(file, value.to_owned()));
@@ -262,6 +313,15 @@ mod tests {
         );
         press(&mut app, KeyCode::Char('l'));
         assert_eq!(what(enter(&mut app, "8G")), write("memory.limit", "8G"));
+        press(&mut app, KeyCode::Char('c'));
+        assert_eq!(what(enter(&mut app, "50%")), write("compute.max", "50%"));
+        press(&mut app, KeyCode::Char('o'));
+        assert_eq!(what(enter(&mut app, "max")), write("memory.reclaim", "max"));
+        assert_eq!(
+            what(press(&mut app, KeyCode::Char('s'))),
+            write("gcgroup.suspend", "1")
+        );
+        assert_eq!(what(press(&mut app, KeyCode::Char('e'))).1, What::Explain);
         press(&mut app, KeyCode::Char('m'));
         assert_eq!(what(enter(&mut app, "/c")).1, What::Move("/c".to_owned()));
         press(&mut app, KeyCode::F(9));

@@ -79,6 +79,13 @@ pub(super) const BINDINGS: &[Binding] = &[
         press: |app| go(app, usize::MAX),
     },
     Binding {
+        keys: &[F(2), Char('C')],
+        names: "F2 C",
+        help: "choose the columns",
+        label: ("", ""),
+        press: |app| app.ask(Question::Columns),
+    },
+    Binding {
         keys: &[F(3), Char('/')],
         names: "F3 /",
         help: "search: select the next row with a text",
@@ -107,8 +114,8 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[Char('-'), Left],
-        names: "- Left",
-        help: "fold the group",
+        names: "- + Left Right",
+        help: "fold the group, unfold it",
         label: ("", ""),
         press: |app| {
             app.fold(true);
@@ -117,8 +124,8 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[Char('+'), Right],
-        names: "+ Right",
-        help: "unfold the group",
+        names: "",
+        help: "",
         label: ("", ""),
         press: |app| {
             app.fold(false);
@@ -141,8 +148,8 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[F(6), Char('>'), Char('.')],
-        names: "F6 > .",
-        help: "sort by the next column",
+        names: "F6 > . I",
+        help: "sort by the next column, in the reverse order",
         label: ("F6", "Sort"),
         press: |app| {
             app.selection.order = Some(app.selection.order.unwrap_or_default().next());
@@ -151,8 +158,8 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[Char('I')],
-        names: "I",
-        help: "sort in the reverse order",
+        names: "",
+        help: "",
         label: ("", ""),
         press: |app| {
             let order = app.selection.order.get_or_insert_default();
@@ -195,31 +202,68 @@ pub(super) const BINDINGS: &[Binding] = &[
     },
     Binding {
         keys: &[F(7), Char(']')],
-        names: "F7 ]",
-        help: "raise the priority by one (a lower number)",
+        names: "F7 ] F8 [",
+        help: "raise the priority (a lower number), lower it",
         label: ("F7", "Pri-"),
         press: |app| app.act(|row| priority(row.whole().compute.priority.saturating_sub(1))),
     },
     Binding {
         keys: &[F(8), Char('[')],
-        names: "F8 [",
-        help: "lower the priority by one (a higher number)",
+        names: "",
+        help: "",
         label: ("F8", "Pri+"),
         press: |app| app.act(|row| priority(LOWEST.min(row.whole().compute.priority + 1))),
     },
     Binding {
         keys: &[Char('r')],
-        names: "r",
-        help: "set the priority",
+        names: "r l c",
+        help: "set the priority, memory limit, GPU quota",
         label: ("", ""),
         press: |app| app.ask(Question::Priority),
     },
     Binding {
         keys: &[Char('l')],
-        names: "l",
-        help: "set the memory limit",
+        names: "",
+        help: "",
         label: ("l", "Limit"),
         press: |app| app.ask(Question::Limit),
+    },
+    Binding {
+        keys: &[Char('c')],
+        names: "",
+        help: "",
+        label: ("", ""),
+        press: |app| app.ask(Question::Quota),
+    },
+    Binding {
+        keys: &[Char('s')],
+        names: "s",
+        help: "suspend, or resume what is suspended",
+        label: ("", ""),
+        press: |app| {
+            app.act(|row| {
+                let value = if row.whole().suspend == Some(true) {
+                    "0"
+                } else {
+                    "1"
+                };
+                What::Write("gcgroup.suspend", value.to_owned())
+            })
+        },
+    },
+    Binding {
+        keys: &[Char('o')],
+        names: "o",
+        help: "move memory out to the host (memory.reclaim)",
+        label: ("", ""),
+        press: |app| app.ask(Question::Reclaim),
+    },
+    Binding {
+        keys: &[Char('e')],
+        names: "e",
+        help: "explain what bounds it and what it waits for",
+        label: ("e", "Why"),
+        press: |app| app.act(|_| What::Explain),
     },
     Binding {
         keys: &[Char('m')],

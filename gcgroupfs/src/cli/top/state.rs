@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::actions::{Action, What};
 use super::question::Question;
+use crate::cli::columns::Column;
 use crate::cli::row::Row;
 use crate::cli::rows::{Selection, Shape};
 use gcgroup_client::node::{Activities, Snapshot, Target};
@@ -14,6 +15,8 @@ pub(super) struct App {
     pub(super) snapshot: Rc<Snapshot>,
     pub(super) activities: Activities,
     pub(super) selection: Selection,
+    /// The chosen columns; empty: those of `top`.
+    pub(super) columns: Vec<&'static Column>,
     pub(super) delay: Duration,
     pub(super) rows: Vec<Row>,
     /// Index of the selected row.
@@ -41,6 +44,8 @@ pub(super) struct Message {
 pub(super) enum Mode {
     Table,
     Help,
+    /// A text about a row, and the first line of it on the screen.
+    Text(Vec<String>, usize),
     /// A line is typed.
     Prompt(Question, String),
 }
@@ -76,6 +81,7 @@ impl App {
             snapshot: Rc::new(Snapshot::empty()),
             activities: Activities::default(),
             selection,
+            columns: Vec::new(),
             delay,
             rows: Vec::new(),
             cursor: 0,
@@ -130,13 +136,20 @@ impl App {
     }
 
     pub(super) fn ask(&mut self, question: Question) -> Effect {
-        let needs_row = !matches!(question, Question::Filter | Question::Search | Question::Time);
+        let needs_row = !matches!(
+            question,
+            Question::Filter | Question::Search | Question::Time | Question::Columns
+        );
         if needs_row && (self.selected().is_none() || self.is_refused_in_replay()) {
             return Effect::None;
         }
         let text = match question {
             Question::Filter => self.selection.filter.clone(),
             Question::Kill => "TERM".to_owned(),
+            Question::Columns => {
+                let names: Vec<&str> = self.columns.iter().map(|column| column.name).collect();
+                names.join(",")
+            }
             _ => String::new(),
         };
         self.asked = self.selected().map(|row| row.target.clone());
