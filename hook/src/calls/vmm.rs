@@ -11,7 +11,7 @@ use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{argument, written};
 use crate::hook::{self, Hook};
 use crate::memory::ledger::Entry;
-use crate::memory::physical::{Binder, Gone, Rare, Region};
+use crate::memory::physical::{Binder, Gone, Region};
 use crate::shared::device::LocalDevice;
 
 /// `cuMemCreate`. Memory outside devices is shown, not charged: of the host, and of locations newer than this
@@ -58,7 +58,7 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
     let (Some(hook), Some(handle)) = (hook::get(), written(handle)) else {
         return Ok(());
     };
-    if hook.memory.physical(|all, _| all.hold_handle(handle.0)) {
+    if hook.memory.physical(|physical, _| physical.hold_handle(handle.0)) {
         return Ok(());
     }
     let mut properties = CUmemAllocationProp::NONE;
@@ -93,25 +93,8 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
         return next();
     };
     // Before the call, after which the driver may reuse the number for another thread's memory.
-    let released = match hook.memory.physical.objects.release(handle.0) {
-        Ok(None) => return next(),
-        Ok(Some(released)) => released,
-        Err(Rare) => return release_of_several(hook, handle, next),
-    };
-    let result = next();
-    match result {
-        Ok(()) => drop(released.1.inspect(|freed| hook.memory.discharge(0, freed))),
-        Err(_) => hook.memory.undo_release(handle, released),
-    }
-    result
-}
-
-/// Releases a handle where other handles or other memory may be concerned.
-#[cold]
-#[inline(never)]
-fn release_of_several(hook: &Hook, handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
     let mut gone = Gone::default();
-    let released = hook.memory.physical.objects.all().release(handle.0, &mut gone);
+    let released = hook.memory.physical.objects.lock().release(handle.0, &mut gone);
     let Some(released) = released else {
         return next();
     };
@@ -132,21 +115,26 @@ pub(crate) fn map(
     next: Next<'_>,
 ) -> CUresult {
     // Before the call: another thread may release the handle as soon as it is mapped.
-    let held = hook::get().and_then(|hook| Some((hook, hook.memory.hold_physical(handle)?)));
+    let hold = |hook: &'static Hook| hook.memory.physical(|physical, _| physical.hold(handle.0));
+    let held = hook::get().and_then(|hook| Some((hook, hold(hook)?)));
     let Some((hook, (number, is_imported))) = held else {
         return next();
     };
-    next().inspect_err(|_| hook.memory.let_go_physical(number))?;
+    let let_go = |_: &_| {
+        hook.memory
+            .physical(|physical, gone| physical.let_go(number, gone))
+    };
+    next().inspect_err(let_go)?;
     let bytes = bytes as u64;
-    let objects = &hook.memory.physical.objects;
-    if is_imported && let Some(more) = objects.grow(number, bytes) {
+    let more = hook.memory.physical(|physical, gone| {
+        physical.map((address.0, bytes, number), gone);
+        is_imported.then(|| physical.grow(number, bytes)).flatten()
+    });
+    if let Some(more) = more {
         hook.memory.page_counter.show(hook.session.usage(), &more);
         if more.size == bytes {
             hook.memory.count_unsized(&more, 1_u64.wrapping_neg());
         }
-    }
-    if let Some(before) = objects.map(address.0, bytes, number) {
-        hook.memory.let_go_physical(before);
     }
     Ok(())
 }
@@ -157,15 +145,18 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
         return next();
     };
     // Before the call, after which another thread may map something there.
-    let objects = &hook.memory.physical.objects;
-    let taken = objects.take_mappings(address.0, bytes as u64);
+    let taken = hook
+        .memory
+        .physical(|physical, _| physical.take_mappings(address.0, bytes as u64));
     let result = next();
-    match result {
-        Ok(()) => taken
-            .iter()
-            .for_each(|(.., number)| hook.memory.let_go_physical(*number)),
-        Err(_) => objects.put_back(&taken),
-    }
+    hook.memory.physical(|physical, gone| {
+        for range @ (.., number) in taken {
+            match result {
+                Ok(()) => physical.let_go(number, gone),
+                Err(_) => physical.map(range, gone),
+            }
+        }
+    });
     result
 }
 
@@ -173,7 +164,8 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
 pub(crate) fn retain(handle: *mut CUmemGenericAllocationHandle, address: u64, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(hook), Some(handle)) = (hook::get(), written(handle)) {
-        hook.memory.physical(|all, _| all.retain(address, handle.0));
+        hook.memory
+            .physical(|physical, _| physical.retain(address, handle.0));
     }
     Ok(())
 }

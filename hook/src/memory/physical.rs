@@ -1,51 +1,26 @@
 //! Holders of physical memory: handles, mappings, multicast objects, sparse arrays. Memory is freed when its
 //! last holder goes.
 //!
-//! Independent of the driver and of charges. An object with one handle and one mapping takes about 80 bytes.
-//!
-//! Divided into shards, by handle and for mappings by address, so that threads seldom contend. An object is
-//! in the shard of its first handle; a mapping refers to it by [`Number`]. Rare operations that concern
-//! several shards lock all of them ([`All`]).
+//! Independent of the driver, of charges and of locks: the caller has one for all of it, since the driver takes
+//! microseconds for each of these calls.
 
-mod all;
 mod bound;
-mod names;
-mod objects;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+
+use gcgroup_abi::Kind;
+use hashbrown::HashMap;
+
 use super::ledger::Entry;
-use parking_lot::{Mutex, MutexGuard};
-
-use super::key;
-pub(crate) use all::All;
-use bound::Bindings;
+use super::stream::Stream;
 pub(crate) use bound::{Binder, Region};
-use names::{Handles, Mappings};
-use objects::{Object, Objects};
+use bound::{Binding, Bindings};
 
-/// Shards. With more, the same content would be divided less evenly and leave more room unused.
-const SHARDS: usize = 1 << SHARD_BITS;
-const SHARD_BITS: u32 = 4;
-
-/// Number of an object: its shard and its slot there.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Number(u32);
-
-impl Number {
-    fn of(shard: usize, slot: u32) -> Self {
-        #[expect(clippy::cast_possible_truncation, reason = "there are few shards")]
-        Self(slot.saturating_mul(1 << SHARD_BITS) | shard as u32)
-    }
-
-    fn shard(self) -> usize {
-        self.0 as usize % SHARDS
-    }
-
-    fn slot(self) -> u32 {
-        self.0 >> SHARD_BITS
-    }
-}
+/// Number of an object, never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Number(u64);
 
 /// A mapping that was removed: address, bytes, number of the object.
 pub(crate) type MappedRange = (u64, u64, Number);
@@ -53,29 +28,26 @@ pub(crate) type MappedRange = (u64, u64, Number);
 /// A released handle: the object's number, and the object's entry if it has been freed.
 pub(crate) type Released = (Number, Option<Entry>);
 
-/// The operation concerns several shards, and nothing was done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rare;
-
-/// One shard of the handles, with the objects whose first handle is in it.
-#[derive(Debug, Default)]
-struct Held {
-    handles: Handles,
-    objects: Objects,
+/// Physical memory, or a multicast object.
+#[derive(Debug)]
+struct Object {
+    entry: Entry,
+    /// Number of holds by handles.
+    handles: u32,
+    /// Whether several handles have referred to it at once.
+    has_others: bool,
+    /// Number of mappings and bindings.
+    holds: u32,
 }
-
-/// A shard with cache lines of its own.
-#[repr(align(64))]
-#[derive(Debug, Default)]
-struct Aligned<T>(Mutex<T>);
-
-const _: () = assert!(size_of::<Aligned<Held>>() == 128 && size_of::<Aligned<Mappings>>() == 64);
 
 #[derive(Debug, Default)]
 pub(crate) struct Physical {
-    held: [Aligned<Held>; SHARDS],
-    mapped: [Aligned<Mappings>; SHARDS],
-    bindings: Mutex<Bindings>,
+    objects: HashMap<Number, Object>,
+    next: u64,
+    handles: HashMap<u64, Number>,
+    /// Bytes and object of each mapping, by its address.
+    mapped: BTreeMap<u64, (u64, Number)>,
+    bindings: Bindings,
 }
 
 /// Entries that an operation has freed, and entries no longer to be shown.
@@ -85,150 +57,231 @@ pub(crate) struct Gone {
     pub(crate) hidden: Vec<Entry>,
 }
 
-/// Returns the shard of a handle or an address.
-#[inline(always)]
-fn shard_of(key: u64) -> usize {
-    key::shard(key, SHARDS)
-}
-
 impl Physical {
-    #[inline(always)]
-    fn held(&self, shard: usize) -> MutexGuard<'_, Held> {
-        let [first, ..] = &self.held;
-        self.held.get(shard).unwrap_or(first).0.lock()
+    fn insert(&mut self, entry: Entry) -> Number {
+        let number = Number(self.next);
+        self.next += 1;
+        let object = Object {
+            entry,
+            handles: 1,
+            has_others: false,
+            holds: 0,
+        };
+        self.objects.insert(number, object);
+        number
     }
 
-    #[inline(always)]
-    fn mapped(&self, address: u64) -> MutexGuard<'_, Mappings> {
-        let [first, ..] = &self.mapped;
-        self.mapped.get(shard_of(address)).unwrap_or(first).0.lock()
+    /// Inserts memory that was created. If an object had the handle before, the driver has reused it, so the
+    /// holds of that object by handles are gone.
+    pub(crate) fn add(&mut self, handle: u64, entry: Entry, gone: &mut Gone) {
+        let number = self.insert(entry);
+        let Some(before) = self.handles.insert(handle, number) else {
+            return;
+        };
+        if let Some(object) = self.objects.get_mut(&before) {
+            object.handles = 0;
+        }
+        self.end(before, gone);
     }
 
-    /// Locks all shards.
-    pub(crate) fn all(&self) -> All<'_> {
-        All {
-            held: self.held.each_ref().map(|shard| shard.0.lock()),
-            bindings: self.bindings.lock(),
-            mapped: &self.mapped,
+    /// Returns the object that a handle refers to.
+    pub(crate) fn of_handle(&self, handle: u64) -> Option<Number> {
+        self.handles.get(&handle).copied()
+    }
+
+    /// Returns the object mapped at an address.
+    pub(crate) fn at(&self, address: u64) -> Option<Number> {
+        let (from, (length, number)) = self.mapped.range(..=address).next_back()?;
+        (address - from < *length).then_some(*number)
+    }
+
+    pub(crate) fn entry(&self, number: Number) -> Option<Entry> {
+        Some(self.objects.get(&number)?.entry)
+    }
+
+    /// Calls `change` with the entry of an object. Must not change its size.
+    pub(crate) fn change(&mut self, number: Number, change: impl FnOnce(&mut Entry)) {
+        if let Some(object) = self.objects.get_mut(&number) {
+            change(&mut object.entry);
         }
     }
 
-    /// Inserts memory that was created; `entry` is called under the lock. Returns the object that had the
-    /// handle before: the driver has reused the handle, so its holds by handles are gone; see
-    /// [`All::displaced`].
-    #[inline]
-    pub(crate) fn add(&self, handle: u64, entry: impl FnOnce() -> Entry) -> Option<Number> {
-        let shard = shard_of(handle);
-        let mut held = self.held(shard);
-        let number = Number::of(shard, held.objects.insert(entry()));
-        held.handles.insert(handle, number)
+    /// Adds a hold by a known handle; returns whether the handle is known.
+    pub(crate) fn hold_handle(&mut self, handle: u64) -> bool {
+        let number = self.of_handle(handle);
+        let object = number.and_then(|number| self.objects.get_mut(&number));
+        object
+            .map(|object| object.handles = object.handles.saturating_add(1))
+            .is_some()
     }
 
     /// Adds a hold for a mapping that is about to be made; returns the number, and whether the memory was
     /// imported. `None`: unknown handle.
-    #[inline]
-    pub(crate) fn hold(&self, handle: u64) -> Result<Option<(Number, bool)>, Rare> {
-        let shard = shard_of(handle);
-        let mut held = self.held(shard);
-        let Some(number) = held.handles.get(handle) else {
-            return Ok(None);
-        };
-        if number.shard() != shard {
-            return Err(Rare);
-        }
-        let object = held.objects.get_mut(number.slot());
-        Ok(object.map(|object| (number, object.hold())))
+    pub(crate) fn hold(&mut self, handle: u64) -> Option<(Number, bool)> {
+        let number = self.of_handle(handle)?;
+        let object = self.objects.get_mut(&number)?;
+        object.holds = object.holds.saturating_add(1);
+        Some((number, object.entry.is(Kind::Ipc)))
     }
 
     /// Enlarges imported memory, whose size is known only from its mappings; returns an entry with the bytes
     /// by which it grew.
-    pub(crate) fn grow(&self, number: Number, length: u64) -> Option<Entry> {
-        let mut held = self.held(number.shard());
-        held.objects.get_mut(number.slot())?.grow(length)
+    pub(crate) fn grow(&mut self, number: Number, length: u64) -> Option<Entry> {
+        let entry = &mut self.objects.get_mut(&number)?.entry;
+        let missing = length.checked_sub(entry.size).filter(|missing| *missing != 0)?;
+        entry.size = length;
+        let mut more = *entry;
+        more.size = missing;
+        Some(more)
     }
 
-    /// Inserts a mapping of memory already held for it. Returns the object that was recorded there before:
-    /// the driver maps nothing over an existing mapping, so that one is gone.
-    #[inline]
-    pub(crate) fn map(&self, address: u64, length: u64, number: Number) -> Option<Number> {
-        self.mapped(address).insert((address, length, number))
+    /// Inserts a mapping of memory already held for it. The driver maps nothing over an existing mapping, so
+    /// one that was recorded there is gone.
+    pub(crate) fn map(&mut self, (address, length, number): MappedRange, gone: &mut Gone) {
+        if let Some((_, before)) = self.mapped.insert(address, (length, number)) {
+            self.let_go(before, gone);
+        }
     }
 
     /// Removes every mapping that begins within a range; the memory is still held for them.
-    #[inline]
-    pub(crate) fn take_mappings(&self, address: u64, length: u64) -> Vec<MappedRange> {
-        let mut taken = Vec::new();
-        let end = address.saturating_add(length);
-        let mut next = address;
-        while next < end {
-            // Usually they follow one another; otherwise all mappings are searched.
-            let Some(range) = self.mapped(next).take_one(next) else {
-                self.take_scattered(next, end, &mut taken);
-                break;
-            };
-            next = next.saturating_add(range.1.max(names::PAGE));
-            taken.push(range);
-        }
+    pub(crate) fn take_mappings(&mut self, address: u64, length: u64) -> Vec<MappedRange> {
+        let range = address..address.saturating_add(length);
+        let taken = self.mapped.extract_if(range, |_, _| true);
         taken
+            .map(|(address, (length, number))| (address, length, number))
+            .collect()
     }
 
-    #[cold]
-    #[inline(never)]
-    fn take_scattered(&self, from: u64, end: u64, taken: &mut Vec<MappedRange>) {
-        for shard in &self.mapped {
-            shard.0.lock().take_within(from..end, |range| taken.push(range));
+    /// Adds a hold by `handle` on what is mapped at `address`.
+    pub(crate) fn retain(&mut self, address: u64, handle: u64) {
+        let Some(number) = self.at(address) else { return };
+        let is_new = self.of_handle(handle) != Some(number);
+        if let Some(object) = self.objects.get_mut(&number) {
+            object.has_others |= is_new && object.handles > 0;
+            object.handles = object.handles.saturating_add(1);
+            self.handles.insert(handle, number);
         }
-    }
-
-    /// Puts removed mappings back.
-    pub(crate) fn put_back(&self, taken: &[MappedRange]) {
-        for (address, length, number) in taken {
-            self.map(*address, *length, *number);
-        }
-    }
-
-    /// Drops a hold by a mapping or binding; returns the entry if it was the last hold.
-    #[inline]
-    pub(crate) fn let_go(&self, number: Number) -> Result<Option<Entry>, Rare> {
-        let mut held = self.held(number.shard());
-        let Some(object) = held.objects.get_mut(number.slot()) else {
-            return Ok(None);
-        };
-        if object.is_multicast() {
-            return Err(Rare);
-        }
-        object.let_go();
-        if !object.is_over() {
-            return Ok(None);
-        }
-        Ok(held.objects.remove(number.slot()))
     }
 
     /// Drops one hold by a handle, if it is known.
-    #[inline]
-    pub(crate) fn release(&self, handle: u64) -> Result<Option<Released>, Rare> {
-        let shard = shard_of(handle);
-        let mut held = self.held(shard);
-        let Held { handles, objects } = &mut *held;
-        let mut released = Ok(None);
-        handles.remove_if(handle, |number| {
-            let is_here = number.shard() == shard;
-            let object = objects.get_mut(number.slot()).filter(|_| is_here);
-            let Some(object) = object.filter(|object| object.is_simple()) else {
-                released = Err(Rare);
-                return false;
-            };
-            object.drop_handle();
-            let is_last = object.handles() == 0;
-            let freed = if object.is_over() {
-                objects.remove(number.slot())
-            } else {
-                None
-            };
-            released = Ok(Some((number, freed)));
-            // The driver may reuse the number now, while mappings still hold the memory.
-            is_last
-        });
-        released
+    pub(crate) fn release(&mut self, handle: u64, gone: &mut Gone) -> Option<Released> {
+        let number = self.of_handle(handle)?;
+        let object = self.objects.get_mut(&number)?;
+        object.handles = object.handles.saturating_sub(1);
+        if object.handles != 0 {
+            return Some((number, None));
+        }
+        // The driver may reuse the handles now, while mappings still hold the memory.
+        if object.has_others {
+            self.handles.retain(|_, named| *named != number);
+        } else {
+            self.handles.remove(&handle);
+        }
+        Some((number, self.end(number, gone)))
+    }
+
+    /// Undoes a release.
+    pub(crate) fn undo(&mut self, handle: u64, (number, freed): Released) {
+        let number = match freed {
+            Some(entry) => self.insert(entry),
+            None => {
+                if let Some(object) = self.objects.get_mut(&number) {
+                    object.handles = object.handles.saturating_add(1);
+                }
+                number
+            }
+        };
+        self.handles.insert(handle, number);
+    }
+
+    /// Binds memory to a region, replacing what was bound there.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one binding, as the driver describes it"
+    )]
+    pub(crate) fn bind(
+        &mut self,
+        to: Binder,
+        region: Region,
+        object: Number,
+        shown: Option<Entry>,
+        gone: &mut Gone,
+    ) {
+        // Before unbinding, which may concern the same memory.
+        if let Some(object) = self.objects.get_mut(&object) {
+            object.holds = object.holds.saturating_add(1);
+        }
+        self.unbind(to, &region, gone);
+        self.bindings.add(to, region, object, shown);
+    }
+
+    /// Ends the bindings in a region.
+    pub(crate) fn unbind(&mut self, from: Binder, region: &Region, gone: &mut Gone) {
+        let ended = self.bindings.cut(from, region);
+        self.end_bindings(ended, gone);
+    }
+
+    /// Ends the bindings in a region when `stream` reaches the call.
+    pub(crate) fn unbind_after(&mut self, stream: Stream, from: Binder, region: &Region) {
+        self.bindings.cut_after(stream, from, region);
+    }
+
+    /// Ends the bindings that waited for a stream.
+    pub(crate) fn passed(&mut self, stream: Stream, gone: &mut Gone) {
+        let ended = self.bindings.passed(stream);
+        self.end_bindings(ended, gone);
+    }
+
+    /// Returns the streams that bindings wait for.
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
+        self.bindings.waits_for()
+    }
+
+    /// Has bindings that wait for a stream wait for another one; returns whether there are any.
+    pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
+        self.bindings.replace(stream, by)
+    }
+
+    /// Ends all bindings of a binder that is gone.
+    pub(crate) fn unbind_all(&mut self, from: Binder, gone: &mut Gone) {
+        let ended = self.bindings.remove(from);
+        self.end_bindings(ended, gone);
+    }
+
+    fn end_bindings(&mut self, ended: Vec<Binding>, gone: &mut Gone) {
+        for binding in ended {
+            gone.hidden.extend(binding.shown);
+            self.let_go(binding.object, gone);
+        }
+    }
+
+    /// Drops a hold by a mapping or binding.
+    pub(crate) fn let_go(&mut self, number: Number, gone: &mut Gone) {
+        if let Some(object) = self.objects.get_mut(&number) {
+            object.holds = object.holds.saturating_sub(1);
+            self.end(number, gone);
+        }
+    }
+
+    /// Removes an object without holders; returns its entry.
+    fn end(&mut self, number: Number, gone: &mut Gone) -> Option<Entry> {
+        let object = self.objects.get(&number)?;
+        if object.handles != 0 || object.holds != 0 {
+            return None;
+        }
+        let Object { entry, .. } = self.objects.remove(&number)?;
+        gone.freed.push(entry);
+        if entry.kind() == Kind::Multicast {
+            self.unbind_all(Binder::Multicast(number), gone);
+        }
+        Some(entry)
+    }
+
+    /// Calls `change` with every entry.
+    pub(crate) fn each(&mut self, mut change: impl FnMut(&mut Entry)) {
+        self.objects
+            .values_mut()
+            .for_each(|object| change(&mut object.entry));
+        self.bindings.shown().for_each(&mut change);
     }
 }

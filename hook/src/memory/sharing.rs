@@ -28,18 +28,18 @@ impl Memory {
         if driver::cuMemGetAddressRange_v2(&mut base, &mut bytes, address).is_ok() {
             self.blocks.change(base.0, |entry| self.share(entry));
         }
-        self.physical(|all, _| {
-            if let Some(number) = all.at(address.0) {
-                all.change(number, |entry| self.share(entry));
+        self.physical(|physical, _| {
+            if let Some(number) = physical.at(address.0) {
+                physical.change(number, |entry| self.share(entry));
             }
         });
     }
 
     /// Counts the physical memory of a handle as shared.
     pub(crate) fn share_handle(&self, handle: CUmemGenericAllocationHandle) {
-        self.physical(|all, _| {
-            if let Some(number) = all.of_handle(handle.0) {
-                all.change(number, |entry| self.share(entry));
+        self.physical(|physical, _| {
+            if let Some(number) = physical.of_handle(handle.0) {
+                physical.change(number, |entry| self.share(entry));
             }
         });
     }

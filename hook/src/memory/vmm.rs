@@ -5,26 +5,28 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use parking_lot::Mutex;
+
 use super::Memory;
 use super::ledger::Entry;
-use super::physical::{All, Gone, Number, Physical, Rare, Released};
+use super::physical::{Gone, Physical, Released};
 use super::stream::Stream;
 use crate::driver::cuda::CUmemGenericAllocationHandle;
 use crate::shared::device::LocalDevice;
 
-/// The physical memory of the process. Its locks are never held while the driver is called.
+/// The physical memory of the process. Its lock is never held while the driver is called.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
-    pub(crate) objects: Physical,
+    pub(crate) objects: Mutex<Physical>,
     /// Set once tiles of a sparse array were mapped; if not, arrays and streams need not be looked up.
     is_sparse: AtomicBool,
 }
 
 impl Memory {
-    /// Runs `body` with all shards locked, and uncharges what it has freed.
-    pub(crate) fn physical<T>(&self, body: impl FnOnce(&mut All<'_>, &mut Gone) -> T) -> T {
+    /// Runs `body` with the lock, and uncharges what it has freed.
+    pub(crate) fn physical<T>(&self, body: impl FnOnce(&mut Physical, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
-        let result = body(&mut self.physical.objects.all(), &mut gone);
+        let result = body(&mut self.physical.objects.lock(), &mut gone);
         self.bury(&gone);
         result
     }
@@ -38,44 +40,23 @@ impl Memory {
 
     /// Inserts memory that was just created or imported. Its device may have been renumbered since it was
     /// charged.
-    #[inline]
     pub(crate) fn add_physical(&self, handle: CUmemGenericAllocationHandle, mut entry: Entry) {
         self.count_in(&entry);
-        let before = self.physical.objects.add(handle.0, || {
+        self.physical(|physical, gone| {
             self.follow(&mut entry);
-            entry
+            physical.add(handle.0, entry, gone);
         });
-        if let Some(before) = before {
-            self.physical(|all, gone| all.displaced(before, gone));
-        }
-    }
-
-    /// Adds a hold for a mapping; returns the number, and whether the memory was imported. `None`: unknown
-    /// handle.
-    #[inline]
-    pub(crate) fn hold_physical(&self, handle: CUmemGenericAllocationHandle) -> Option<(Number, bool)> {
-        let held = self.physical.objects.hold(handle.0);
-        held.unwrap_or_else(|Rare| self.physical(|all, _| all.hold(handle.0)))
-    }
-
-    #[inline]
-    pub(crate) fn let_go_physical(&self, number: Number) {
-        match self.physical.objects.let_go(number) {
-            Ok(None) => {}
-            Ok(Some(entry)) => self.discharge(0, &entry),
-            Err(Rare) => self.physical(|all, gone| all.let_go(number, gone)),
-        }
     }
 
     /// Undoes a release. The device may have been renumbered since.
     #[cold]
     #[inline(never)]
     pub(crate) fn undo_release(&self, handle: CUmemGenericAllocationHandle, mut released: Released) {
-        self.physical(|all, _| {
+        self.physical(|physical, _| {
             if let (_, Some(freed)) = &mut released {
                 self.follow(freed);
             }
-            all.undo(handle.0, released);
+            physical.undo(handle.0, released);
         });
     }
 
@@ -94,7 +75,7 @@ impl Memory {
         if !self.physical.is_sparse() {
             return;
         }
-        let waiting = self.physical.objects.all().waits_for();
+        let waiting = self.physical.objects.lock().waits_for();
         let passed = passed.map(|stream| Stream::of(self.program, stream));
         for stream in waiting {
             if passed == Some(stream) || stream.has_passed(self.program) {
@@ -115,10 +96,10 @@ impl Vmm {
 
     /// Has what waits for a stream wait for another one; returns whether anything does.
     pub(crate) fn replace(&self, stream: Stream, by: Stream) -> bool {
-        self.is_sparse() && self.objects.all().replace(stream, by)
+        self.is_sparse() && self.objects.lock().replace(stream, by)
     }
 
     pub(crate) fn renumber(&self, memory: &Memory) {
-        self.objects.all().each(|entry| memory.follow(entry));
+        self.objects.lock().each(|entry| memory.follow(entry));
     }
 }

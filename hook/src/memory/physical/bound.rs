@@ -80,7 +80,7 @@ pub(super) struct Bindings {
 }
 
 impl Bindings {
-    pub(crate) fn add(&mut self, to: Binder, region: Region, object: Number, shown: Option<Entry>) {
+    pub(super) fn add(&mut self, to: Binder, region: Region, object: Number, shown: Option<Entry>) {
         let binding = Binding {
             parts: vec![region],
             object,
@@ -90,7 +90,7 @@ impl Bindings {
     }
 
     /// Removes a region of what is bound; returns the bindings of which nothing is left.
-    pub(crate) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
+    pub(super) fn cut(&mut self, from: Binder, region: &Region) -> Vec<Binding> {
         let Some(all) = self.bound.get_mut(&from) else {
             return Vec::new();
         };
@@ -103,20 +103,20 @@ impl Bindings {
 
     /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
     /// call.
-    pub(crate) fn cut_after(&mut self, stream: Stream, from: Binder, region: &Region) {
+    pub(super) fn cut_after(&mut self, stream: Stream, from: Binder, region: &Region) {
         let ending = self.cut(from, region);
         self.waiting
             .extend(ending.into_iter().map(|binding| (stream, binding)));
     }
 
     /// Removes and returns the bindings that waited for a stream.
-    pub(crate) fn passed(&mut self, stream: Stream) -> Vec<Binding> {
+    pub(super) fn passed(&mut self, stream: Stream) -> Vec<Binding> {
         let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
         over.map(|(_, binding)| binding).collect()
     }
 
     /// Returns the streams that bindings wait for.
-    pub(crate) fn waits_for(&self) -> Vec<Stream> {
+    pub(super) fn waits_for(&self) -> Vec<Stream> {
         let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
         streams.sort_unstable();
         streams.dedup();
@@ -124,13 +124,13 @@ impl Bindings {
     }
 
     /// Has bindings that wait for a stream wait for another one; returns whether there are any.
-    pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
+    pub(super) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
         let waiting = self.waiting.iter_mut().filter(|waiting| waiting.0 == stream);
         waiting.map(|waiting| waiting.0 = by).count() != 0
     }
 
     /// Removes and returns all bindings of a binder.
-    pub(crate) fn remove(&mut self, from: Binder) -> Vec<Binding> {
+    pub(super) fn remove(&mut self, from: Binder) -> Vec<Binding> {
         if self.bound.is_empty() {
             return Vec::new();
         }
@@ -138,14 +138,14 @@ impl Bindings {
     }
 
     /// Returns every shown entry.
-    pub(crate) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
         let bound = self.bound.values_mut().flatten();
         let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
         bound.chain(waiting).filter_map(|binding| binding.shown.as_mut())
     }
 
     #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.bound.is_empty() && self.waiting.is_empty()
     }
 }
