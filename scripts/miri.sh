@@ -32,7 +32,7 @@ cd "$(dirname "$0")/.."
 # Modules, as test filters.
 hook="
     calls::nvml::list calls::nvml::memory calls::nvml::processes calls::nvml::utilization calls::sparse
-    compute::graph_devices compute::named
+    compute::named
     memory::fresh memory::ledger memory::lock
     rows::tests::a_name shared::environment swap::policy
 "

@@ -11,7 +11,7 @@ in_hook! {
     use gcgroup_abi::Kind;
 
     use crate::calls::vmm::Bound;
-    use crate::calls::{array, capture, context, context_switch, graph_devices, graph_exec, graph_memory, green, host, ipc, linear, module, nvml, pool, query, report, sparse, streams, swap, synchronize, vmm};
+    use crate::calls::{array, capture, context, context_switch, graph_exec, graph_memory, green, host, ipc, linear, module, nvml, pool, query, report, sparse, streams, swap, synchronize, vmm};
     use crate::driver::cuda::*;
     use crate::driver;
     use crate::driver::nvml::*;
@@ -198,15 +198,15 @@ hooks! {
     fn cuGraphAddNode(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode, num_dependencies: usize,
         params: *mut CUgraphNodeParams,
-    ) @12020 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
+    ) @12020 => |next| graph_memory::add(params, next);
     fn cuGraphAddNode_v2(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @12030 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
+    ) @12030 => |next| graph_memory::add(params, next);
     fn cuGraphAddNode_v3(
         node: *mut CUgraphNode, graph: CUgraph, dependencies: *const CUgraphNode,
         dependency_data: *const CUgraphEdgeData, num_dependencies: usize, params: *mut CUgraphNodeParams,
-    ) @13040 => |next| graph_memory::add(params, &|| graph_devices::add(graph, node, params, next));
+    ) @13040 => |next| graph_memory::add(params, next);
     fn cuGraphInstantiate(
         exec: *mut CUgraphExec, graph: CUgraph, error_node: *mut CUgraphNode, log: *mut c_char, log_size: usize,
     ) @10000 => |next| graph_memory::instantiate(exec, graph, 0, &|| graph_exec::instantiate(exec, graph, next));
@@ -229,9 +229,8 @@ hooks! {
     fn cuGraphUpload [cuGraphUpload_ptsz](exec: CUgraphExec, stream: CUstream) @11010 => |next| graph_memory::upload(exec, next);
     fn cuDeviceGraphMemTrim(device: CUdevice) @11040 => |next| graph_memory::trim(device, next);
 
-    group Tracked "graphs and modules: the devices that a graph works on";
+    group Tracked "modules, libraries and limits of contexts: memory of unknown size, which is measured";
 
-    fn cuGraphDestroy(graph: CUgraph) @10000 => |next| graph_devices::destroy(graph, next);
     fn cuModuleLoad(module: *mut CUmodule, name: *const c_char) @2000 => |next| module::load(module, next);
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) @2000 => |next| module::load(module, next);
     fn cuModuleLoadDataEx(
@@ -263,12 +262,10 @@ hooks! {
     fn cuFuncLoad(function: CUfunction) @12040 => |next| module::load_function(function, next);
     fn cuLibraryGetModule(
         module: *mut CUmodule, library: CUlibrary,
-    ) @12000 => |next| module::get_module(module, library, next);
+    ) @12000 => |next| module::get_module(library, next);
     fn cuKernelGetFunction(
         function: *mut CUfunction, kernel: CUkernel,
-    ) @12000 => |next| module::get_function(function, kernel, next);
-
-    group Tracked "libraries and limits of contexts: memory of unknown size, which is measured";
+    ) @12000 => |next| module::get_function(kernel, next);
 
     fn cuLibraryLoadData(
         library: *mut CUlibrary, code: *const c_void, jit_options: *mut c_uint, jit_option_values: *mut *mut c_void,

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::Submission;
+use gcgroup_abi::{Submission, UsageDevice};
 
-use super::submit::{known_memory, submit};
-use crate::compute::graph_exec::{ExecGraph, kernels};
+use crate::compute::gate;
+use crate::compute::graph_exec::kernels;
 use crate::driver::cuda::{CUgraph, CUgraphExec, CUresult, CUstream};
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::written;
@@ -16,15 +16,7 @@ use crate::program::window::Shape;
 pub(crate) fn instantiate(made: *mut CUgraphExec, graph: CUgraph, next: Next<'_>) -> CUresult {
     next()?;
     if let (Some(hook), Some(made)) = (hook::get(), written(made)) {
-        let compute = hook.compute;
-        let memory = |address| known_memory(hook, address);
-        let known = ExecGraph {
-            kernels: kernels(graph),
-            devices: compute
-                .graph_devices
-                .devices(&compute.program.contexts, &memory, graph),
-        };
-        compute.exec_graphs.insert(made, known);
+        hook.compute.exec_graphs.insert(made, kernels(graph));
     }
     Ok(())
 }
@@ -41,17 +33,15 @@ pub(crate) fn destroy(graph: CUgraphExec, next: Next<'_>) -> CUresult {
 
 /// Handles `cuGraphLaunch`.
 pub(crate) fn launch(graph: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
-    let known = hook::get().and_then(|hook| hook.compute.exec_graphs.get(graph));
-    let known = known.unwrap_or_default();
-    submit(
-        Shape::new(Submission::Graph, &[graph.0.addr() as u64]),
-        stream,
-        known.devices,
-        &|usage| {
-            next()?;
-            usage.graph_kernels.fetch_add(known.kernels, Relaxed);
-            Ok(())
-        },
-        next,
-    )
+    let Some(hook) = hook::get() else {
+        return next();
+    };
+    let kernels = hook.compute.exec_graphs.kernels(graph);
+    let body = |usage: &UsageDevice| {
+        next()?;
+        usage.graph_kernels.fetch_add(kernels, Relaxed);
+        Ok(())
+    };
+    let shape = Shape::new(Submission::Graph, &[graph.0.addr() as u64]);
+    gate::submit(hook.compute, shape, stream, &body, next)
 }

@@ -6,7 +6,6 @@ pub(crate) mod capture;
 pub(crate) mod context;
 pub(crate) mod context_switch;
 pub(crate) mod fast;
-pub(crate) mod graph_devices;
 pub(crate) mod graph_exec;
 pub(crate) mod graph_memory;
 pub(crate) mod green;

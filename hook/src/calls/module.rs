@@ -3,7 +3,6 @@
 
 use std::ffi::c_uint;
 
-use crate::calls::graph_devices;
 use crate::driver;
 use crate::driver::cuda::{
     CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
@@ -17,22 +16,17 @@ use crate::program::no_target;
 
 /// Handles `cuModuleLoad` and its variants.
 pub(crate) fn load(module: *const CUmodule, next: Next<'_>) -> CUresult {
-    let next = || graph_devices::load(module, next);
     let Some(hook) = hook::get() else {
         return next();
     };
-    let undo = || {
-        let unload = |module| graph_devices::unload(module, &|| driver::cuModuleUnload(module)).is_ok();
-        written(module).is_some_and(unload)
-    };
+    let undo = || written(module).is_some_and(|module| driver::cuModuleUnload(module).is_ok());
     let object = || Some(written(module)?.0.addr());
-    hook.memory.load(&next, object, undo)
+    hook.memory.load(next, object, undo)
 }
 
 /// Handles `cuModuleUnload`.
 pub(crate) fn unload(module: CUmodule, next: Next<'_>) -> CUresult {
-    let next = || graph_devices::unload(module, next);
-    hook::get().map_or_else(next, |hook| hook.memory.unload(module.0.addr(), &next))
+    hook::get().map_or_else(next, |hook| hook.memory.unload(module.0.addr(), next))
 }
 
 /// Handles calls that use a module: `cuModuleGetFunction` and others.
@@ -87,9 +81,8 @@ pub(crate) fn use_library(library: CUlibrary, next: Next<'_>) -> CUresult {
 }
 
 /// Handles `cuLibraryGetModule`.
-pub(crate) fn get_module(module: *const CUmodule, library: CUlibrary, next: Next<'_>) -> CUresult {
-    let next = || graph_devices::load(module, next);
-    hook::get().map_or_else(next, |hook| hook.memory.get_module(library.0.addr(), &next))
+pub(crate) fn get_module(library: CUlibrary, next: Next<'_>) -> CUresult {
+    hook::get().map_or_else(next, |hook| hook.memory.get_module(library.0.addr(), next))
 }
 
 /// Handles `cuLibraryGetKernel`, after which the program may launch the kernel: that would load the library
@@ -118,10 +111,9 @@ pub(crate) fn kernels(
 }
 
 /// Handles `cuKernelGetFunction`.
-pub(crate) fn get_function(function: *const CUfunction, kernel: CUkernel, next: Next<'_>) -> CUresult {
-    let next = || graph_devices::get_function(function, next);
+pub(crate) fn get_function(kernel: CUkernel, next: Next<'_>) -> CUresult {
     let library = |hook: &hook::Hook| hook.memory.contexts.loaded.library_of(kernel.0.addr());
-    hook::get().map_or_else(next, |hook| hook.memory.use_loaded(library(hook), &next, || true))
+    hook::get().map_or_else(next, |hook| hook.memory.use_loaded(library(hook), next, || true))
 }
 
 /// Handles `cuCtxSetLimit`: sizes of stacks, heaps and buffers on the device. Refused where the new size does

@@ -1,16 +1,13 @@
 //! Submissions that do not take the fast path.
 
-use gcgroup_abi::{Entrance, UsageDevice};
+use gcgroup_abi::Entrance;
 
 use crate::compute::call::Arguments;
-use crate::compute::device_set::DeviceSet;
 use crate::compute::gate;
-use crate::driver::cuda::{CUresult, CUstream};
-use crate::driver::interpose::{self, Next};
+use crate::driver::interpose;
 use crate::driver::thread;
 use crate::hook::{self, Hook};
 use crate::program::slot::unaccounted;
-use crate::program::window::Shape;
 use crate::shared::device::LocalDevice;
 
 /// Binds the calling thread to a slot and waits at the gate; returns the slot with the entry counted. If
@@ -34,25 +31,8 @@ pub(crate) extern "C" fn finish(result: u32) {
     });
 }
 
-/// Handles a submission that is not passed on by the fast path: waits at the gate and calls `body` with the
-/// entry counted. Calls `next` if nothing governs the process. `devices` are used in addition to the
-/// stream's.
-pub(crate) fn submit(
-    shape: Shape,
-    stream: CUstream,
-    devices: DeviceSet,
-    body: &dyn Fn(&UsageDevice) -> CUresult,
-    next: Next<'_>,
-) -> CUresult {
-    let Some(hook) = hook::get() else {
-        return next();
-    };
-    let known = |address| known_memory(hook, address);
-    gate::submit(hook.compute, &known, shape, stream, devices, body, next)
-}
-
 /// Returns the device of an array or of memory that may be swapped out.
-pub(crate) fn known_memory(hook: &Hook, address: u64) -> Option<LocalDevice> {
+fn known_memory(hook: &Hook, address: u64) -> Option<LocalDevice> {
     let array = hook.memory.arrays.local(address);
     array.or_else(|| Some(hook.swap.find(address)?.local))
 }

@@ -2,7 +2,6 @@
 
 use gcgroup_abi::Submission;
 
-use super::device_set::DeviceSet;
 use crate::arch;
 use crate::driver::cuda::CUstream;
 use crate::driver::streams::default_stream;
@@ -112,15 +111,15 @@ pub(super) fn shape(what: Submission, call: u32, arguments: Arguments) -> Shape 
 pub(super) enum Call {
     /// Passed on by the fast path, with the word that [`describe`] packed.
     Passed(u32, Arguments),
-    /// Has a handler: its stream, and the devices that it uses in addition to the stream's.
-    Handled(CUstream, DeviceSet),
+    /// The launch of a graph on a stream. Its nodes may be on any device.
+    Graph(CUstream),
 }
 
 impl Call {
     pub(super) fn stream(self) -> usize {
         match self {
             Self::Passed(call, arguments) => arguments.stream(call),
-            Self::Handled(stream, _) => default_stream(stream.0.addr(), false),
+            Self::Graph(stream) => default_stream(stream.0.addr(), false),
         }
     }
 
@@ -128,15 +127,7 @@ impl Call {
     pub(super) fn names(self) -> Option<(u32, Arguments)> {
         match self {
             Self::Passed(call, arguments) => Some((call >> 9, arguments)),
-            Self::Handled(..) => None,
-        }
-    }
-
-    /// Returns the devices that a handled call is known to use; empty for a passed call.
-    pub(super) fn devices(self) -> DeviceSet {
-        match self {
-            Self::Passed(..) => DeviceSet::default(),
-            Self::Handled(_, devices) => devices,
+            Self::Graph(_) => None,
         }
     }
 }

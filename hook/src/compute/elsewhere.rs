@@ -1,5 +1,5 @@
 //! Submissions that concern another device than the thread's current one: by their stream, by a context or
-//! memory that they name, or by a node of a graph (`graph_devices`).
+//! memory that they name, or because they launch a graph, whose nodes may be on any device.
 //!
 //! A thread checks only the gate of its current device. So while any device of a process with several devices
 //! is frozen, every slot's gate leads to the slow path, which asks here what each call concerns. `Inside`
@@ -13,7 +13,7 @@ use gcgroup_abi::{Gate, OTHER_DEVICE};
 
 use super::Compute;
 use super::call::Call;
-use super::named::{self, Named};
+use super::named::Named;
 use crate::driver;
 use crate::driver::cuda::{
     CU_MEMORYTYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUcontext,
@@ -46,12 +46,12 @@ pub(super) fn closed(
         let handle = CUstream::numbered(stream);
         Some(compute.program.contexts.holder(handle)?.local)
     };
-    let found = of_stream(stream)
-        .into_iter()
-        .chain(call.devices().iter())
-        .find_map(is_closed);
-    let (None, Some((names, arguments))) = (found, call.names()) else {
-        return found;
+    if let Some(found) = of_stream(stream).and_then(is_closed) {
+        return Some(found);
+    }
+    let Some((names, arguments)) = call.names() else {
+        let used = compute.program.contexts.on(|_| true);
+        return used.iter().find_map(|context| is_closed(context.local));
     };
     let named = Named::of(names, arguments);
     let contexts = named.contexts().filter_map(of_context);
@@ -64,17 +64,8 @@ pub(super) fn closed(
         .find_map(is_closed)
 }
 
-/// Returns the devices of the memory that a `CUDA_MEMCPY3D` names; `word` reads a word of it at a byte
-/// offset.
-pub(super) fn devices_of_copy(
-    known: KnownMemory<'_>,
-    word: impl Fn(usize) -> Option<usize>,
-) -> impl Iterator<Item = LocalDevice> {
-    named::memory_of_copy(word).filter_map(move |memory| device_of(known, memory))
-}
-
 /// Returns the device of an address or an array handle; `None` for host memory and for other values.
-pub(super) fn device_of(known: KnownMemory<'_>, address: usize) -> Option<LocalDevice> {
+fn device_of(known: KnownMemory<'_>, address: usize) -> Option<LocalDevice> {
     if let Some(local) = known(address as u64) {
         return Some(local);
     }

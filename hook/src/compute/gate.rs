@@ -18,7 +18,6 @@ use gcgroup_abi::{ControlDevice, Entrance, Gate, Pressure, Submission, UsageDevi
 
 use super::Compute;
 use super::call::{self, Arguments, Call};
-use super::device_set::DeviceSet;
 use super::elsewhere::{self, KnownMemory};
 use super::meter::ring_if_wanted;
 use super::wait::{Waiting, doze, is_frozen, nap, wait_frozen};
@@ -86,23 +85,15 @@ pub(crate) fn finish(compute: &Compute, is_refused: bool) {
 }
 
 /// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls
-/// `next` if no slot can be bound. `devices` are used in addition to the stream's.
-#[expect(clippy::too_many_arguments, reason = "one submission")]
+/// `next` if no slot can be bound. The submission is the launch of a graph.
 pub(crate) fn submit(
     compute: &Compute,
-    known: KnownMemory<'_>,
     shape: Shape,
     stream: CUstream,
-    devices: DeviceSet,
     body: &dyn Fn(&UsageDevice) -> CUresult,
     next: Next<'_>,
 ) -> CUresult {
     if compute.program.contexts.captures.is_any() && is_capturing(stream) == Some(true) {
-        if let Some(bound) = compute.program.bind() {
-            compute
-                .graph_devices
-                .capture(&compute.program.contexts, stream, bound.local());
-        }
         return next();
     }
     let Some(bound) = compute.program.bind_on(stream.0.addr()) else {
@@ -110,7 +101,7 @@ pub(crate) fn submit(
     };
     let mut passing = Passing {
         compute,
-        known,
+        known: &|_| None,
         bound,
         shape,
         is_nested: bound.is_inside(),
@@ -119,10 +110,8 @@ pub(crate) fn submit(
         waited: 0,
         charge: Charge::Looks,
     };
-    passing.enter(Call::Handled(stream, devices));
-    compute.graph_devices.launch(devices, || {
-        compute.program.contexts.device_of(stream).or(bound.local())
-    });
+    passing.enter(Call::Graph(stream));
+    compute.exec_graphs.launched(&compute.program.contexts);
     passing.sample(default_stream(stream.0.addr(), false));
     let result = match blocks(compute, bound) {
         Some((_, usage)) => body(usage),
@@ -166,11 +155,6 @@ impl Passing<'_> {
             if self.compute.program.contexts.captures.is_any()
                 && is_capturing(stream(call.stream())) == Some(true)
             {
-                let stream = stream(call.stream());
-                let contexts = &self.compute.program.contexts;
-                self.compute
-                    .graph_devices
-                    .capture(contexts, stream, self.bound.local());
                 return self.bound.count_captured(self.shape.what);
             }
             let gate = Gate::from_word(control.gate.load(Relaxed));

@@ -1,44 +1,56 @@
-//! Executable graphs: number of kernels and devices used.
+//! Executable graphs: their number of kernels.
 //!
 //! A graph launch is one submission of that many kernels. Nodes inside conditional nodes are not counted:
-//! only the GPU knows how often they run.
+//! only the GPU knows how often they run. In a process with contexts on several devices, a node may be on any
+//! of them.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use super::device_set::DeviceSet;
 use crate::driver;
 use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_KERNEL, CUgraph, CUgraphExec, CUgraphNode,
 };
 use crate::driver::graphs::nodes;
+use crate::program::contexts::Contexts;
 
 /// Graphs nested deeper than this are not examined.
 const DEEPEST: u32 = 16;
 
-/// Executable graphs by handle.
 #[derive(Debug, Default)]
-pub(crate) struct ExecGraphs(RwLock<HashMap<usize, ExecGraph>>);
-
-/// Number of kernels and devices of an executable graph.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct ExecGraph {
-    pub(crate) kernels: u64,
-    /// Devices of its nodes; empty if the process uses one device.
-    pub(crate) devices: DeviceSet,
+pub(crate) struct ExecGraphs {
+    /// Number of kernels by handle.
+    kernels: RwLock<HashMap<usize, u64>>,
+    /// Set once a graph was launched while the process had contexts on several devices.
+    may_be_anywhere: AtomicBool,
 }
 
 impl ExecGraphs {
-    pub(crate) fn insert(&self, graph: CUgraphExec, graph_facts: ExecGraph) {
-        self.0.write().insert(graph.0.addr(), graph_facts);
+    pub(crate) fn insert(&self, graph: CUgraphExec, kernels: u64) {
+        self.kernels.write().insert(graph.0.addr(), kernels);
     }
 
-    pub(crate) fn remove(&self, graph: CUgraphExec) -> Option<ExecGraph> {
-        self.0.write().remove(&graph.0.addr())
+    pub(crate) fn remove(&self, graph: CUgraphExec) -> Option<u64> {
+        self.kernels.write().remove(&graph.0.addr())
     }
 
-    pub(crate) fn get(&self, graph: CUgraphExec) -> Option<ExecGraph> {
-        self.0.read().get(&graph.0.addr()).copied()
+    /// Returns the number of kernels; 0 if the graph is unknown.
+    pub(crate) fn kernels(&self, graph: CUgraphExec) -> u64 {
+        self.kernels.read().get(&graph.0.addr()).copied().unwrap_or(0)
+    }
+
+    /// Records a launch.
+    pub(super) fn launched(&self, contexts: &Contexts) {
+        if contexts.are_on_several() && !self.may_be_anywhere() {
+            self.may_be_anywhere.store(true, Relaxed);
+        }
+    }
+
+    /// Returns whether work on a stream may run on another device than the stream's.
+    pub(super) fn may_be_anywhere(&self) -> bool {
+        self.may_be_anywhere.load(Relaxed)
     }
 }
 

@@ -2,18 +2,15 @@
 //!
 //! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
 //! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
-//! which devices that is. `meter` measures for how long there was work, `sample` what it cost, `graphs` knows
-//! what a graph has in it and `graph_devices` where; `drain`, `progress`, `watch` and `measure` wait for work
-//! in the helper thread.
+//! which devices that is. `meter` measures for how long there was work, `sample` what it cost, `graph_exec` knows
+//! how many kernels a graph has; `drain`, `progress`, `watch` and `measure` wait for work in the helper thread.
 //!
 #![doc = include_str!("freezing.md")]
 
 pub mod call;
-pub(crate) mod device_set;
 pub mod drain;
 pub mod elsewhere;
 pub mod gate;
-pub mod graph_devices;
 pub mod graph_exec;
 pub mod hold;
 pub(crate) mod measure;
@@ -33,7 +30,6 @@ use crate::driver::exit::in_driver;
 use crate::program::Program;
 use crate::shared::session::Session;
 use crate::sys;
-use graph_devices::GraphDevices;
 use graph_exec::ExecGraphs;
 use hold::{Holds, Scope};
 use meter::Meter;
@@ -48,7 +44,6 @@ pub(crate) struct Compute {
     pub(crate) session: &'static Session,
     pub(crate) program: &'static Program,
     pub(crate) exec_graphs: ExecGraphs,
-    pub(crate) graph_devices: GraphDevices,
     pub(crate) holds: Holds,
     /// Indexed by device.
     meters: [Meter; MAX_DEVICES],
@@ -61,7 +56,6 @@ impl Compute {
             session: program.session,
             program,
             exec_graphs: ExecGraphs::default(),
-            graph_devices: GraphDevices::default(),
             holds: Holds::new(),
             meters: [const { Meter::new() }; MAX_DEVICES],
             samplers: std::array::from_fn(|_| Sampler::new()),

@@ -32,9 +32,6 @@ const STRUCTURES: [Structure; 3] = [
     },
 ];
 
-/// Index in [`STRUCTURES`] of the structure that describes a copy node of a graph.
-const OF_NODE: usize = 1;
-
 /// A list of copies, of CUDA 12.8 or newer, or of launches.
 struct List {
     /// Indices of the arguments that point to the list, or to its halves.
@@ -293,14 +290,6 @@ fn memory_in(word: impl Fn(usize) -> Option<usize>, (sort, address): (usize, usi
         CU_MEMORYTYPE_ARRAY => word(address + size_of::<usize>()),
         _ => None,
     }
-}
-
-/// Returns the memory that a `CUDA_MEMCPY3D` names; `word` reads it at byte offsets.
-pub(super) fn memory_of_copy(word: impl Fn(usize) -> Option<usize>) -> impl Iterator<Item = usize> {
-    let places = STRUCTURES[OF_NODE].places;
-    places
-        .into_iter()
-        .filter_map(move |place| memory_in(&word, place))
 }
 
 #[cfg(test)]

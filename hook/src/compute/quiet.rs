@@ -78,10 +78,8 @@ pub(super) fn fault(compute: &Compute, scope: Scope) -> Option<CUerror> {
 /// Returns the contexts in which work for the scope may have been submitted.
 fn contexts(compute: &Compute, scope: Scope) -> Vec<Arc<Context>> {
     let is_meant = |local| scope.has(compute.session.devices.index(local));
-    compute
-        .program
-        .contexts
-        .on(|local| is_meant(local) || compute.graph_devices.is_feeder(local, is_meant))
+    let contexts = &compute.program.contexts;
+    contexts.on(|local| is_meant(local) || compute.exec_graphs.may_be_anywhere())
 }
 
 /// Sets markers for the scope; `None` if that is not possible now.

@@ -101,6 +101,7 @@ pub(super) static FAMILIES: &[Family] = &[
             "cuGraphConditionalHandleCreate",
             "cuGraphCreate",
             "cuGraphDebugDotPrint",
+            "cuGraphDestroy",
             "cuGraphDestroyNode",
             "cuGraphEventRecordNodeGetEvent",
             "cuGraphEventRecordNodeSetEvent",

@@ -98,22 +98,7 @@ calls! {
     fn cuGraphGetNodes(graph: CUgraph, nodes: Option<&mut CUgraphNode>, count: &mut usize);
     fn cuGraphNodeGetType(node: CUgraphNode, kind: &mut c_uint);
     fn cuGraphChildGraphNodeGetGraph(node: CUgraphNode, graph: &mut CUgraph);
-    /// The actual structure of parameters has fewer words.
-    fn cuGraphKernelNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
-    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
-    fn cuGraphMemcpyNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
-    fn cuGraphMemsetNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
-    fn cuGraphBatchMemOpNodeGetParams(node: CUgraphNode, params: &mut [usize; NODE_WORDS]);
     fn cuFuncGetModule(module: &mut CUmodule, function: CUfunction);
-    /// `dependencies` and `count` are out-pointers, or 0.
-    fn cuStreamGetCaptureInfo_v2(
-        stream: CUstream,
-        status: &mut c_uint,
-        id: &mut u64,
-        graph: &mut CUgraph,
-        dependencies: usize,
-        count: usize,
-    );
 
     fn cuDeviceGetAttribute(value: &mut c_int, attribute: c_uint, device: CUdevice);
     fn cuCtxSynchronize();

@@ -14,17 +14,14 @@ fn graph_with_work_on_frozen_device_waits_on_any_stream() {
     let mut devices = Devices::on(&mount, 2);
     let dir = Dir::of(&mount, devices.0.pid());
     let (frozen, other) = (dir.gpu(0), dir.gpu(1));
-    let waits = || frozen.key("compute.stat", "nr_frozen");
     let there = devices.ok("alloc 4096");
     let stream = devices.ok("stream 1");
     devices.ok("current 0");
     let here = devices.ok("alloc 4096");
     devices.ok("current 1");
-    let beside = devices.ok("graph kernel 1");
-    let beside_too = devices.ok(&format!("graph captured 1 {stream}"));
-
     for graph in [
         "kernel 0".to_owned(),
+        "kernel 1".to_owned(),
         "kernel 10".to_owned(),
         "named 0".to_owned(),
         "library 10".to_owned(),
@@ -38,17 +35,7 @@ fn graph_with_work_on_frozen_device_waits_on_any_stream() {
     ] {
         let number = devices.ok(&format!("graph {graph}"));
         frozen.freeze();
-        let waited = waits();
-        devices.ok(&format!("launch {beside} {stream}"));
-        devices.ok(&format!("launch {beside_too} {stream}"));
-        devices.ok("sync");
-        assert_eq!(
-            waits(),
-            waited,
-            "{graph}: the freeze of one device held the other"
-        );
         assert!(!other.is_frozen(), "{graph}");
-
         let launch = format!("launch {number} {stream}");
         assert_eq!(devices.waits_for(&frozen, &launch), "0", "{graph}");
         devices.ok("sync");

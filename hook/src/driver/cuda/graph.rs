@@ -2,21 +2,14 @@
 
 use std::ffi::c_void;
 
-use super::{CUdeviceptr, CUgraph, CUmemPoolProps};
+use super::{CUdeviceptr, CUmemPoolProps};
 
 pub const CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT: u32 = 0;
 pub const CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT: u32 = 2;
 pub const CU_GRAPH_NODE_TYPE_KERNEL: u32 = 0;
-pub const CU_GRAPH_NODE_TYPE_MEMCPY: u32 = 1;
-pub const CU_GRAPH_NODE_TYPE_MEMSET: u32 = 2;
 pub const CU_GRAPH_NODE_TYPE_GRAPH: u32 = 4;
 pub const CU_GRAPH_NODE_TYPE_MEM_ALLOC: u32 = 10;
-pub const CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: u32 = 12;
-pub const CU_GRAPH_NODE_TYPE_CONDITIONAL: u32 = 13;
 pub const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
-
-/// Room for the parameters of any type of graph node that is queried, words.
-pub const NODE_WORDS: usize = 32;
 
 /// Parameters of a memory allocation node.
 #[repr(C)]
@@ -49,22 +42,6 @@ pub struct CUgraphNodeParams {
     /// `CU_GRAPH_NODE_TYPE_*`.
     pub kind: u32,
 }
-
-/// Parameters of a conditional node.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CUDA_CONDITIONAL_NODE_PARAMS {
-    /// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
-    pub kind: u32,
-    pub reserved: [u32; 3],
-    pub handle: u64,
-    pub sort: u32,
-    pub size: u32,
-    /// Set by the driver: an array of `size` graphs.
-    pub graphs: *const CUgraph,
-}
-
-const _: () = assert!(size_of::<CUDA_CONDITIONAL_NODE_PARAMS>() == 40);
 
 /// First field of the parameters of an instantiation.
 #[repr(C)]
