@@ -7,7 +7,7 @@ use crate::driver::cuda::{CUDA_ARRAY3D_DESCRIPTOR, CUarray, CUmipmappedArray, CU
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{argument, written};
 use crate::hook;
-use crate::memory::array::{Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
+use crate::memory::array::{self, Array, CUDA_ARRAY3D_DEFERRED_MAPPING, CUDA_ARRAY3D_SPARSE, Describe, fit};
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
 use crate::program::no_target;
@@ -51,7 +51,7 @@ fn charge_for<A: Array>(
     if wanted.flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING) != 0 {
         return next();
     }
-    let expected = hook.memory.sizes.expected::<A>(wanted, levels, target);
+    let expected = array::ask::<A>(wanted, levels, target);
     let block = |bytes| {
         let block = Entry::new(Kind::Array, bytes, target.local, target.index, target.context);
         block.in_unknown_pages(hook.memory.page_shift())

@@ -1,11 +1,9 @@
 //! CUDA arrays, whose size only the driver knows.
 //!
 //! An array without memory (`CUDA_ARRAY3D_DEFERRED_MAPPING`) is made first with the same description and
-//! asked for its memory requirements; the answer is cached. If the driver cannot answer, the real array is
+//! asked for its memory requirements. If the driver cannot answer, the real array is
 //! made, asked, and destroyed again if it exceeds a limit. An array with no answer either way is refused
 //! where a limit is in force; elsewhere the daemon sees it in what the process holds beyond its charges.
-
-use parking_lot::Mutex;
 
 use super::ABSURD;
 use super::charge::Charge;
@@ -151,52 +149,8 @@ pub(crate) fn fit<A: Array>(
     Ok(block.ok())
 }
 
-/// Sizes of arrays by their description, as answered by the driver. Cached because a query takes three calls:
-/// making an array without memory, asking, and destroying it.
-#[derive(Debug, Default)]
-pub(crate) struct Sizes(Mutex<Vec<(Description, u64)>>);
-
-/// Most cached sizes; beyond that the earliest is dropped.
-const MOST_SIZES: usize = 128;
-
-/// Extent, format and channels, flags, device, and levels of a mipmapped array.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Description([u64; 6]);
-
-impl Description {
-    fn of(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, local: LocalDevice) -> Self {
-        let [width, height, depth] = [wanted.width, wanted.height, wanted.depth].map(|size| size as u64);
-        let [format, channels, flags] = [wanted.format, wanted.num_channels, wanted.flags].map(u64::from);
-        let device = u64::from(levels) << 32 | u64::from(local.number());
-        Self([width, height, depth, device, format << 32 | channels, flags])
-    }
-}
-
-impl Sizes {
-    /// Returns the bytes that such an array takes; `None` if the driver does not tell beforehand.
-    #[inline]
-    pub(crate) fn expected<A: Array>(
-        &self,
-        wanted: CUDA_ARRAY3D_DESCRIPTOR,
-        levels: u32,
-        target: Target,
-    ) -> Option<u64> {
-        let description = Description::of(wanted, levels, target.local);
-        if let Some((_, bytes)) = self.0.lock().iter().find(|(known, _)| *known == description) {
-            return Some(*bytes);
-        }
-        let bytes = ask::<A>(wanted, levels, target)?;
-        let mut all = self.0.lock();
-        if all.len() == MOST_SIZES {
-            all.remove(0);
-        }
-        all.push((description, bytes));
-        Some(bytes)
-    }
-}
-
-/// Asks the driver for the size of such an array, using one without memory.
-fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, target: Target) -> Option<u64> {
+/// Asks the driver for the size of such an array, using one without memory; `None` if it does not tell.
+pub(crate) fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, target: Target) -> Option<u64> {
     let deferred = CUDA_ARRAY3D_DESCRIPTOR {
         flags: wanted.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,
         ..wanted

@@ -39,7 +39,6 @@ mod sharing;
 pub(crate) mod stream;
 pub mod vmm;
 
-use array::Sizes;
 use context::Contexts;
 use freeing::Freeing;
 use grant::Grants;
@@ -65,7 +64,6 @@ pub(crate) struct Memory {
     pub(crate) host: Ledger,
     /// Keyed by the handle of the array or mipmapped array.
     pub(crate) arrays: Ledger,
-    pub(crate) sizes: Sizes,
     pub(crate) pitch: Pitch,
     pub(crate) reserves: Reserves,
     /// Keyed by the handle of external memory.
@@ -90,7 +88,6 @@ impl Memory {
             pages: Pages::new(),
             host: Ledger::new(32),
             arrays: Ledger::new(32),
-            sizes: Sizes::default(),
             pitch: Pitch::default(),
             reserves: Reserves::default(),
             external: Ledger::new(1),
