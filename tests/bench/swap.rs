@@ -35,7 +35,6 @@ const TIMES_BARE: f64 = 2.0;
 
 pub(crate) fn run(report: &mut Report) {
     moves(report);
-    moves_made_ahead(report);
     never_asked(report);
 }
 
@@ -45,11 +44,10 @@ fn machine() -> Mount {
     Mount::with(simulated.env("SIMGPU_KEPT", ALL))
 }
 
-/// Starts a program with `blocks` blocks and the given amount of host memory allocated ahead of moves.
-fn swapping(mount: &Mount, blocks: u64, ahead: &str) -> Governed {
+/// Starts a program with `blocks` blocks.
+fn swapping(mount: &Mount, blocks: u64) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("obey").env("GCGROUP_SWAP", "max");
-    command.env("GCGROUP_SWAP_AHEAD", ahead);
     let mut program = Governed::spawn(command);
     program.expect("ready");
     for _ in 0..blocks {
@@ -68,9 +66,9 @@ fn wait_for_pool(mount: &Mount, pid: i32, bytes: u64) {
 fn moves(report: &mut Report) {
     let all = ALL;
     let mount = machine();
-    let mut program = swapping(&mount, BLOCKS, "0");
+    let mut program = swapping(&mount, BLOCKS);
     let pid = program.pid();
-    let mut other = swapping(&mount, 0, "0");
+    let mut other = swapping(&mount, 0);
     // By hand and moved in turn, because a machine's speed varies.
     let mut by_hand = Vec::new();
     let mut warm = [Vec::new(), Vec::new()];
@@ -128,33 +126,6 @@ fn moves(report: &mut Report) {
         json!({ "moved_ms": took * 1e3, "over_a_plain_copy": over(|plain| plain.copies[0]) }),
     );
     add_held(report, "out, host memory made first", 0, &cold_watched);
-}
-
-/// Measures moves of a program with host memory allocated ahead, long after the last move.
-fn moves_made_ahead(report: &mut Report) {
-    let mount = machine();
-    let mut other = swapping(&mount, 0, "0");
-    let mut program = swapping(&mount, BLOCKS, "max");
-    // The simulated device allocates pages of unwritten memory when they are read.
-    for way in &WAYS {
-        way.go(&mount, &mut program, ALL);
-    }
-    let mut moves = Vec::new();
-    for _ in 0..TURNS {
-        // Longer than host memory is kept after a move.
-        let plain = ByHand::by(&mut other);
-        wait_for_pool(&mount, program.pid(), ALL);
-        moves.push((WAYS[0].go(&mount, &mut program, ALL), plain));
-        WAYS[1].go(&mount, &mut program, ALL);
-    }
-    let over = |(moved, plain): &(Moved, ByHand)| moved.took / plain.copies[0];
-    report.add(
-        "move out, host memory from the swap pool: a plain copy's bandwidth over the move's",
-        quantile(moves.iter().map(over).collect(), 0.5),
-        "times",
-        1.0 / LEAST_SHARE,
-        json!({ "moved_ms": took(&moves), "held_ms": held(&moves) }),
-    );
 }
 
 /// Seconds that the same bytes take by hand: copied in each direction, host memory allocated and released.

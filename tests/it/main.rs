@@ -308,7 +308,6 @@ mod suspend_refused;
 #[cfg(test)]
 mod swap;
 #[cfg(test)]
-mod swap_ahead;
 #[cfg(test)]
 mod swap_aside;
 #[cfg(test)]

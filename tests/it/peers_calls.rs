@@ -151,7 +151,6 @@ fn program_ends_unchanged_whatever_fails() {
         ("GCGROUP_GROUP", "../../etc"),
         ("GCGROUP_THAW", "nonsense"),
         ("GCGROUP_RECLAIM", "\u{1}"),
-        ("GCGROUP_SWAP_AHEAD", "-1G"),
     ] {
         let mount = Mount::new();
         let mut command = mount.command(driver_shell());

@@ -7,11 +7,10 @@ use crate::driver::Dir;
 
 const MIB: u64 = 1 << 20;
 
-/// Starts the workload with a swap pool of size `ahead`.
-fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
+/// Starts the workload.
+fn start(mount: &Mount, arguments: &[&str]) -> Governed {
     let mut command = mount.command(artifacts().load());
     command.arg("swap").args(arguments).env("GCGROUP_SWAP", "max");
-    command.env("GCGROUP_SWAP_AHEAD", ahead);
     let mut program = Governed::spawn(command);
     program.expect("ready");
     program
@@ -19,18 +18,8 @@ fn start(mount: &Mount, ahead: &str, arguments: &[&str]) -> Governed {
 
 #[test]
 fn every_word_is_right_over_limits_reclaims_and_freezes() {
-    limits_reclaims_and_freezes_come_and_go("0");
-}
-
-#[test]
-fn every_word_is_right_with_a_swap_pool() {
-    limits_reclaims_and_freezes_come_and_go("24M");
-}
-
-#[track_caller]
-fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
-    let mut program = start(&mount, ahead, &["--bytes", "6M", "--blocks", "12", "--hold"]);
+    let mut program = start(&mount, &["--bytes", "6M", "--blocks", "12", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
     for round in 0..4 {
         wait_until("the program has allocated 16 MiB", || {
@@ -69,7 +58,7 @@ fn limits_reclaims_and_freezes_come_and_go(ahead: &str) {
 #[test]
 fn moved_and_freed_memory_leaves_nothing() {
     let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", 0));
-    let mut program = start(&mount, "8M", &["--bytes", "4M", "--blocks", "8", "--hold"]);
+    let mut program = start(&mount, &["--bytes", "4M", "--blocks", "8", "--hold"]);
     let dir = Dir::of(&mount, program.pid());
     wait_until("the program has allocated 8 MiB", || {
         dir.number("memory.current") >= 8 * MIB

@@ -196,9 +196,6 @@ variables! {
     /// With wait, a thaw waits until the GPU has room for all that was moved out. Otherwise memory that
     /// does not fit is used over PCIe.
     GCGROUP_THAW = "wait", Syntax::Word(&["wait"]), "hook";
-    /// Bytes of host memory, or max, that are made before a move is asked for, while the host has plenty. A
-    /// move then takes as long as its copies; making host memory takes several times as long.
-    GCGROUP_SWAP_AHEAD = "SIZE", Syntax::Size, "hook";
     /// File to which the hook appends a line for each registration with the daemon and its loss, each refused
     /// allocation, each completed freeze and each move. It must be a regular file or absent, not a symbolic
     /// link; it is made with mode 0600.

@@ -185,11 +185,6 @@ impl Device {
         }
     }
 
-    /// Returns whether no move is in progress.
-    pub(super) fn is_at_rest(&self) -> bool {
-        matches!(self.phase, Phase::Rest)
-    }
-
     /// Returns whether submissions are held for a move and drained.
     pub(super) fn is_moving(&self) -> bool {
         matches!(self.phase, Phase::Moving(_))
@@ -199,7 +194,7 @@ impl Device {
     pub(super) fn is_at_ease(&self, swap: &Swap, index: usize, usage: &UsageDevice) -> bool {
         let is_all_in = usage.swap_current.load(Relaxed) == 0 && !swap.is_any_absent();
         let is_heard = self.asked == 0 && usage.reclaim_generation.load(Relaxed) == self.generation;
-        let is_at_rest = self.is_at_rest() && !self.is_kept && self.notice.is_none();
+        let is_at_rest = matches!(self.phase, Phase::Rest) && !self.is_kept && self.notice.is_none();
         is_at_rest && is_all_in && is_heard && excess(swap, index) == 0
     }
 

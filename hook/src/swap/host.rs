@@ -57,31 +57,11 @@ impl Host {
     /// Returns how many bytes may be taken, by `MemAvailable`; `u64::MAX` if that cannot be read, since the
     /// driver will refuse by itself.
     pub(super) fn room(&self) -> u64 {
-        self.look().room
-    }
-
-    /// Returns whether so little may be taken that no memory is kept for later.
-    pub(super) fn is_short(&self) -> bool {
-        let Looked { room, reserve } = self.look();
-        room < reserve
-    }
-
-    fn look(&self) -> Looked {
         let text = std::fs::read_to_string(&self.meminfo).unwrap_or_default();
         let total = bytes_of(&text, "MemTotal:").unwrap_or(0);
         let reserve = RESERVE.max(total / RESERVE_SHARE);
-        let room =
-            bytes_of(&text, "MemAvailable:").map_or(u64::MAX, |available| available.saturating_sub(reserve));
-        Looked { room, reserve }
+        bytes_of(&text, "MemAvailable:").map_or(u64::MAX, |available| available.saturating_sub(reserve))
     }
-}
-
-/// Memory of the host, bytes.
-struct Looked {
-    /// Bytes that may be taken.
-    room: u64,
-    /// Bytes that are always left.
-    reserve: u64,
 }
 
 /// A claim on host memory, withdrawn on drop. Until then other processes do not count on that memory.
@@ -154,11 +134,6 @@ impl Swap {
             true => Err(Unclaimed::NoRoom),
             false => Err(Unclaimed::NotYet),
         }
-    }
-
-    /// Claims memory that is not needed yet, which requires a second reserve to be left.
-    pub(super) fn claim_spare(&self, size: u64) -> Result<Claim<'_>, Unclaimed> {
-        self.claim_host(size.saturating_add(self.host.look().reserve), false)
     }
 
     /// Publishes a claim in place of the last one and rings the daemon.

@@ -10,9 +10,8 @@
 //! * `account`: charges; `counts`: move statistics; `grant`: host memory granted by the groups above; `host`:
 //!   how much host memory may be taken.
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
-//!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or from
-//!   memory made in advance (`prefill`). Then all submissions are held and the blocks are moved in one `run`,
-//!   or one by one (`relocate`). `turn`: the bound that the daemon sets where processes take turns.
+//!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or new. Then
+//!   all submissions are held and the blocks are moved in one `run`, or one by one (`relocate`). `turn`: the bound that the daemon sets where processes take turns.
 //!   `notice`: what the program is told before.
 #![doc = include_str!("swap.md")]
 
@@ -32,7 +31,6 @@ mod physical;
 mod piece;
 mod policy;
 mod pool;
-mod prefill;
 mod probe;
 mod relocate;
 mod run;

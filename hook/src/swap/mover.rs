@@ -7,12 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use gcgroup_abi::MAX_DEVICES;
-use gcgroup_abi::environment::{GCGROUP_RECLAIM, GCGROUP_SWAP_AHEAD, GCGROUP_THAW};
+use gcgroup_abi::environment::{GCGROUP_RECLAIM, GCGROUP_THAW};
 
 use super::Swap;
 use super::counts::MoveResult;
 use super::device::Device;
-use super::prefill::Prefill;
 use super::settings::SwapSettings;
 use super::turn;
 use crate::compute::hold::Scope;
@@ -26,7 +25,6 @@ pub(crate) struct Mover {
     /// The slots of the program's devices at the last step.
     slots: [usize; MAX_DEVICES],
     settings: SwapSettings,
-    prefill: Prefill,
     /// Whether all submissions are held because some block has nothing mapped at its addresses.
     is_all_kept: bool,
     /// The daemon's recall counter at the last step.
@@ -46,7 +44,6 @@ impl Mover {
                 order: sys::word(&GCGROUP_RECLAIM),
                 waits: sys::word(&GCGROUP_THAW).is_some(),
             },
-            prefill: Prefill::new(sys::number(&GCGROUP_SWAP_AHEAD).unwrap_or(0)),
             is_all_kept,
             recalls: recalls(swap),
         }
@@ -125,33 +122,27 @@ impl Mover {
         }
         swap.count_moving(false);
         while settle(swap) {}
-        self.prefill.give_way(swap);
         in_driver(|| while swap.let_go(true) {});
         self.keep(swap);
     }
 
-    /// Frees pool memory that has expired or that other processes need, and makes memory in advance. Returns
-    /// how long until there is more to do.
+    /// Frees pool memory that has expired or that other processes need. Returns how long until there is more
+    /// to do.
     fn tidy(&mut self, swap: &Swap) -> Option<Duration> {
         let pool = &swap.pool;
         let recalls = recalls(swap);
         if self.recalls != recalls && pool.bytes() != 0 {
-            self.prefill.give_way(swap);
             in_driver(|| swap.let_go(true));
             return Some(Duration::ZERO);
         }
         self.recalls = recalls;
-        let ahead = match self.devices.iter().all(Device::is_at_rest) {
-            true => self.prefill.step(swap, self.settings.order),
-            false => None,
-        };
         if pool.next().is_some_and(|next| next.is_zero()) {
             match turn::keeps_pool(swap) {
                 true => pool.renew(),
                 false => _ = in_driver(|| swap.let_go(false)),
             }
         }
-        ahead.into_iter().chain(pool.next()).min()
+        pool.next()
     }
 
     /// Holds all submissions while some block has nothing mapped at its addresses.

@@ -27,23 +27,6 @@ struct Spare {
     local: LocalDevice,
     index: usize,
     since: Instant,
-    /// Whether it is kept without a time limit for an expected move.
-    is_wanted: bool,
-}
-
-impl Spare {
-    fn is_for(&self, index: usize, size: u64) -> bool {
-        self.index == index && self.memory.size() == size
-    }
-}
-
-/// Host memory that an expected move needs.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
-    pub(super) local: LocalDevice,
-    /// The device's slot.
-    pub(super) index: usize,
-    pub(super) size: u64,
 }
 
 impl SwapPool {
@@ -70,33 +53,17 @@ impl SwapPool {
 
     fn take(&self, index: usize, size: u64) -> Option<Memory> {
         let mut spares = self.0.lock();
-        let at = spares.iter().position(|spare| spare.is_for(index, size))?;
+        let at = spares
+            .iter()
+            .position(|spare| spare.index == index && spare.memory.size() == size)?;
         Some(spares.swap_remove(at).memory)
     }
 
-    /// Marks one piece for each entry of `wanted` to be kept, and unmarks all others. Returns the first entry
-    /// that has no piece.
-    pub(super) fn want(&self, wanted: &[Wanted]) -> Option<Wanted> {
-        let (mut spares, now) = (self.0.lock(), Instant::now());
-        spares.iter_mut().for_each(|spare| spare.is_wanted = false);
-        let mut lacking = None;
-        for one in wanted {
-            let is_it = |spare: &&mut Spare| !spare.is_wanted && spare.is_for(one.index, one.size);
-            match spares.iter_mut().find(is_it) {
-                Some(spare) => (spare.is_wanted, spare.since) = (true, now),
-                None => lacking = lacking.or(Some(*one)),
-            }
-        }
-        lacking
-    }
-
-    /// Removes the piece to free next: unmarked pieces first, then the least recently used. Without `any`
-    /// only an unmarked piece that is older than [`LEAVE`].
+    /// Removes the least recently used piece, without `any` only if it is older than [`LEAVE`].
     fn drain(&self, any: bool) -> Option<Spare> {
         let mut spares = self.0.lock();
-        let order = |(_, spare): &(usize, &Spare)| (spare.is_wanted, spare.since);
-        let (at, oldest) = spares.iter().enumerate().min_by_key(order)?;
-        let is_due = any || !oldest.is_wanted && oldest.since.elapsed() >= LEAVE;
+        let (at, oldest) = spares.iter().enumerate().min_by_key(|(_, spare)| spare.since)?;
+        let is_due = any || oldest.since.elapsed() >= LEAVE;
         is_due.then(|| spares.swap_remove(at))
     }
 
@@ -109,8 +76,7 @@ impl SwapPool {
     /// Returns how long until the next piece is to be freed.
     pub(super) fn next(&self) -> Option<Duration> {
         let spares = self.0.lock();
-        let unwanted = spares.iter().filter(|spare| !spare.is_wanted);
-        let oldest = unwanted.map(|spare| spare.since).min()?;
+        let oldest = spares.iter().map(|spare| spare.since).min()?;
         Some(LEAVE.saturating_sub(oldest.elapsed()))
     }
 }
@@ -212,7 +178,6 @@ impl Swap {
             local,
             index,
             since,
-            is_wanted: false,
         };
         self.pool.put(self, spare);
     }
