@@ -1,6 +1,5 @@
 //! Exact lock-free charging of bytes against a limit and a grant.
 
-use crate::NO_LIMIT;
 use crate::sync::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst};
 
 /// Most bytes granted beyond a request, so that not every allocation asks.
@@ -82,17 +81,6 @@ pub fn try_charge_granted(
             Err(seen) => now = seen,
         }
     }
-}
-
-/// Adds `bytes` to `current` if no grant was in force before; returns the sum, and whether still none is.
-/// Otherwise the caller must undo the charge.
-///
-/// The load of `granted` is in one total order with the store of [`lower_grant`], as in
-/// [`try_charge_granted`].
-#[inline(always)]
-pub fn charge_ungranted(current: &AtomicU64, granted: &AtomicU64, bytes: u64) -> (u64, bool) {
-    let before = current.fetch_add(bytes, SeqCst);
-    (before.wrapping_add(bytes), granted.load(SeqCst) == NO_LIMIT)
 }
 
 /// Lowers `granted` from `old` towards `target`, but not below `current`; returns the new grant.

@@ -88,11 +88,7 @@ pub struct Usage {
     /// Ordering: the hook stores `Release` after it has prepared the slot; the daemon loads `Acquire`: it
     /// sees slots only as they were prepared.
     pub nr_threads: AtomicU32,
-    /// Used by the process only: bytes charged on other devices than its home. The total is the sum of
-    /// [`UsageDevice::memory_current`].
-    ///
-    /// Ordering: `SeqCst` between threads of the process, as `memory_current`; the daemon does not read it.
-    pub memory_elsewhere: AtomicU64,
+    reserved_total: AtomicU64,
     /// Highest total charge on all devices since the reset numbered `peak_generation`.
     ///
     /// Ordering: as [`UsageDevice::memory_peak`].
@@ -297,7 +293,6 @@ impl Usage {
 #[cfg(not(loom))]
 const _: () = {
     assert!(offset_of!(Usage, nr_threads) == 12);
-    assert!(offset_of!(Usage, memory_elsewhere) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);
     assert!(offset_of!(Usage, peak_generation) == 32);
     assert!(offset_of!(Usage, nr_max) == 40);

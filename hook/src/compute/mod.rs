@@ -2,8 +2,9 @@
 //!
 //! The handlers of submissions are in `calls`, among them `fast`, the path while the gate is open. `gate` is
 //! what a submission does at a gate that is not open; `call` and `named` say what it concerns, `elsewhere` on
-//! which devices that is. `meter` measures for how long there was work, `sample` what it cost, `graph_exec` knows
-//! how many kernels a graph has; `drain`, `progress`, `watch` and `measure` wait for work in the helper thread.
+//! which devices that is. `meter` measures for how long there was work, `sample` what it cost, `graph_exec`
+//! knows how many kernels a graph has; `drain`, `progress`, `watch` and `measure` wait for work in the helper
+//! thread.
 //!
 #![doc = include_str!("freezing.md")]
 

@@ -18,8 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const NAP: Duration = Duration::from_micros(200);
 
 /// Bytes charged for an allocation that the driver has not made yet; uncharged when dropped. The sums after
-/// the charge ([`Sums`]) are passed separately, so that they can stay in registers: a type with `Drop` is
-/// kept in memory.
+/// the charge ([`Sums`]) are passed separately.
 #[derive(Debug)]
 pub(crate) struct Charge<'a> {
     pub(super) memory: &'a Memory,
@@ -99,27 +98,32 @@ impl Drop for Charge<'_> {
 
 impl Memory {
     /// Charges `bytes` before the driver is called. At a limit, pools are trimmed first.
-    #[inline(always)]
     pub(crate) fn try_charge(&self, index: usize, bytes: u64) -> Result<(Charge<'_>, Sums), CUerror> {
-        let sums = match self.charge_freely(index, bytes) {
-            Some(sum) => Sums::of_one(sum),
-            None => Sums::unpacked(self.charge_in_time(index, bytes))?,
+        let sums = if bytes < ABSURD {
+            self.know_contexts(index, || bytes);
+            let charge = || self.charge(index, bytes);
+            let charged = charge().or_else(|full| self.with_room(index, full, charge));
+            charged.map_err(|full| self.refused_by(index, bytes, full))?
+        } else {
+            self.absurd(index, bytes).map(|()| Sums::default())?
         };
         Ok((self.charged(index, bytes), sums))
     }
 
     /// Charges `likely` if it fits, `least` otherwise.
-    #[inline(always)]
     pub(crate) fn try_charge_likely(
         &self,
         index: usize,
         likely: u64,
         least: impl Fn() -> u64,
     ) -> Result<(Charge<'_>, Sums), CUerror> {
-        if let Some(sum) = self.charge_freely(index, likely) {
-            return Ok((self.charged(index, likely), Sums::of_one(sum)));
+        self.know_contexts(index, || likely);
+        if likely < ABSURD
+            && let Ok(sums) = self.reserve(index, likely)
+        {
+            return Ok((self.charged(index, likely), sums));
         }
-        self.try_charge_likely_in_time(index, likely, &least)
+        self.try_charge(index, least())
     }
 
     pub(crate) fn charged(&self, index: usize, bytes: u64) -> Charge<'_> {
@@ -128,48 +132,6 @@ impl Memory {
             index,
             bytes: if bytes < ABSURD { bytes } else { 0 },
         }
-    }
-
-    /// Charges without a lock where no limit and no grant applies; returns the sum. `None`: not charged.
-    #[inline(always)]
-    pub(crate) fn charge_freely(&self, index: usize, bytes: u64) -> Option<u64> {
-        if bytes >= ABSURD {
-            return None;
-        }
-        let (page_counter, usage) = (&self.page_counter, self.usage());
-        page_counter.reserve_freely(usage, self.control(), index, bytes)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn try_charge_likely_in_time(
-        &self,
-        index: usize,
-        likely: u64,
-        least: &dyn Fn() -> u64,
-    ) -> Result<(Charge<'_>, Sums), CUerror> {
-        self.know_contexts(index, || likely);
-        if likely < ABSURD
-            && let Ok(sums) = self.reserve(index, likely)
-        {
-            return Ok((self.charged(index, likely), sums));
-        }
-        let bytes = least();
-        let sums = Sums::unpacked(self.charge_in_time(index, bytes))?;
-        Ok((self.charged(index, bytes), sums))
-    }
-
-    /// Charges `bytes`, making room if needed. Returns a packed [`Sums`].
-    #[cold]
-    #[inline(never)]
-    fn charge_in_time(&self, index: usize, bytes: u64) -> (u64, u64) {
-        if bytes >= ABSURD {
-            return Sums::packed(self.absurd(index, bytes).map(|()| Sums::default()));
-        }
-        self.know_contexts(index, || bytes);
-        let charge = || self.charge(index, bytes);
-        let charged = charge().or_else(|full| self.with_room(index, full, charge));
-        Sums::packed(charged.map_err(|full| self.refused_by(index, bytes, full)))
     }
 
     /// Refuses a size that no device has if any limit is set; `memory.high` is none. Otherwise the driver
@@ -214,14 +176,9 @@ impl Memory {
     }
 
     /// Charges `bytes` if they fit.
-    #[inline]
     pub(crate) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        match self.charge_freely(index, bytes) {
-            Some(sum) => Ok(Sums::of_one(sum)),
-            None => self
-                .page_counter
-                .try_reserve(self.usage(), self.control(), index, bytes),
-        }
+        self.page_counter
+            .try_reserve(self.usage(), self.control(), index, bytes)
     }
 
     /// Counts an allocation that hit a limit and rings the daemon, which notifies pollers of `memory.events`.

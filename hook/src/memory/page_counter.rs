@@ -5,17 +5,13 @@
 
 mod limits;
 mod peaks;
-mod sums;
 #[cfg(test)]
 mod tests;
 mod unsettled;
-mod whole;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{
-    Control, Kind, NO_LIMIT, Short, Usage, UsageDevice, charge_ungranted, try_charge_granted, uncharge,
-};
+use gcgroup_abi::{Control, Kind, Short, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
@@ -23,9 +19,7 @@ use crate::shared::counters::Counts;
 use crate::sys::log;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
-pub(crate) use sums::Sums;
 pub(crate) use unsettled::Unsettled;
-use whole::Whole;
 
 /// The limit that a charge would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +69,27 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
     }
 }
 
+/// Total bytes charged on a device and on all devices, after a charge.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Sums {
+    in_device: u64,
+    in_process: u64,
+}
+
+impl Sums {
+    /// Returns the sums after `bytes` were uncharged again.
+    pub(crate) fn less(self, bytes: u64) -> Self {
+        Self {
+            in_device: self.in_device.saturating_sub(bytes),
+            in_process: self.in_process.saturating_sub(bytes),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct PageCounter {
-    whole: Whole,
+    /// Bytes charged on all devices; locked for each charge and uncharge.
+    total: Mutex<u64>,
     /// Held to restart a peak.
     peak: Mutex<()>,
 }
@@ -99,7 +111,6 @@ impl PageCounter {
 
     /// Charges `bytes` for an allocation that may still fail, so peaks are not raised yet; returns the sums
     /// after the charge.
-    #[inline(never)]
     pub(crate) fn try_reserve(
         &self,
         usage: &Usage,
@@ -110,106 +121,21 @@ impl PageCounter {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        let limits = [device_limit(control, index), process_limit(control)];
-        if self.whole.is_only(index)
-            && let Some(charged) = self.charge_at_home(usage, device, index, bytes, limits)
-        {
-            return charged.map(Sums::of_one);
+        let on_device = device_limit(control, index);
+        let mut total = self.total.lock();
+        if !has_room(*total, bytes, process_limit(control)) {
+            let fits = has_room(device.memory_current.load(Relaxed), bytes, on_device);
+            return Err(if fits { Full::Process } else { Full::Device(index) });
         }
-        self.reserve_on_one_of_several(usage, device, index, bytes, limits)
-    }
-
-    /// Charges the home device and returns the sum; `None` if another device has been charged meanwhile.
-    #[expect(clippy::too_many_arguments, reason = "on the path of each allocation")]
-    fn charge_at_home(
-        &self,
-        usage: &Usage,
-        device: &UsageDevice,
-        index: usize,
-        bytes: u64,
-        [on_device, on_process]: [u64; 2],
-    ) -> Option<Result<u64, Full>> {
-        let limit = on_device.min(on_process);
-        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, limit);
-        let charged = charged.map_err(|short| match short {
-            Short::Grant => Full::Group(index),
-            Short::Limit if on_device <= on_process => Full::Device(index),
-            Short::Limit if !has_room(device.memory_current.load(Relaxed), bytes, on_device) => {
-                Full::Device(index)
-            }
-            Short::Limit => Full::Process,
-        });
-        if charged.is_ok() && !self.whole.is_still(index) {
-            self.uncharge(usage, index, bytes);
-            return None;
-        }
-        Some(charged)
-    }
-
-    /// Charges without any check of limits where none is in force and only this device was ever charged;
-    /// inlined into the caller. Returns the new sum; `None`: not charged.
-    #[inline(always)]
-    pub(crate) fn reserve_freely(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Option<u64> {
-        let (device, set) = usage.devices.get(index).zip(control.devices.get(index))?;
-        let is_free = set.memory_limit.load(Relaxed) == NO_LIMIT
-            && control.memory_limit.load(Relaxed) == NO_LIMIT
-            && device.memory_granted.load(Relaxed) == NO_LIMIT
-            && self.whole.is_still(index);
-        if !is_free {
-            return None;
-        }
-        let (sum, is_free) = charge_ungranted(&device.memory_current, &device.memory_granted, bytes);
-        // Either this sees the other device, or the thread that charges the other device sees this charge.
-        if !is_free || !self.whole.is_still(index) {
-            return self.not_freely(usage, index, bytes);
-        }
-        Some(sum)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn not_freely(&self, usage: &Usage, index: usize, bytes: u64) -> Option<u64> {
-        self.uncharge(usage, index, bytes);
-        None
-    }
-
-    /// Charges a process that has charged several devices, under the lock: otherwise a charge that fits into
-    /// the device's limit but not into the process's would for a moment take room that another charge could
-    /// use.
-    #[cold]
-    #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "on the path of each allocation")]
-    fn reserve_on_one_of_several(
-        &self,
-        usage: &Usage,
-        device: &UsageDevice,
-        index: usize,
-        bytes: u64,
-        [on_device, on_process]: [u64; 2],
-    ) -> Result<Sums, Full> {
-        let _alone = self.whole.alone();
         let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
         let in_device = charged.map_err(|short| match short {
             Short::Limit => Full::Device(index),
-            // If the process's own limit has no room, a larger grant would not help.
-            Short::Grant if !has_room(self.whole.sum(usage), bytes, on_process) => Full::Process,
             Short::Grant => Full::Group(index),
         })?;
-        self.whole.add(usage, index, bytes);
-        let in_process = self.whole.sum(usage);
-        if in_process > on_process {
-            self.uncharge(usage, index, bytes);
-            return Err(Full::Process);
-        }
+        *total += bytes;
         Ok(Sums {
             in_device,
-            in_process,
+            in_process: *total,
         })
     }
 
@@ -219,14 +145,13 @@ impl PageCounter {
         let Some(device) = usage.devices.get(index).filter(|_| bytes != 0) else {
             return;
         };
-        let _ = self.whole.is_only(index);
         let sums = {
-            let _alone = self.whole.alone();
+            let mut total = self.total.lock();
             let before = device.memory_current.fetch_add(bytes, SeqCst);
-            self.whole.add(usage, index, bytes);
+            *total = total.wrapping_add(bytes);
             Sums {
                 in_device: before.wrapping_add(bytes),
-                in_process: self.whole.sum(usage),
+                in_process: *total,
             }
         };
         self.raise_peaks(usage, control, index, sums);
@@ -235,15 +160,15 @@ impl PageCounter {
     #[inline]
     pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
         if let Some(device) = usage.devices.get(index) {
+            let mut total = self.total.lock();
             uncharge(&device.memory_current, bytes);
-            self.whole.take(usage, index, bytes);
+            *total = total.saturating_sub(bytes);
         }
     }
 
     /// Returns the bytes charged on all devices together.
-    pub(crate) fn sum(&self, usage: &Usage) -> u64 {
-        let _alone = self.whole.are_several().then(|| self.whole.alone());
-        self.whole.sum(usage)
+    pub(crate) fn sum(&self) -> u64 {
+        *self.total.lock()
     }
 
     /// Counts an allocation, in the thread's own counters (a plain add) if it has some for the device.
@@ -346,20 +271,17 @@ impl PageCounter {
         to: usize,
         bytes: u64,
     ) {
-        let Some(into) = usage.devices.get(to).filter(|_| from < usage.devices.len()) else {
+        let (Some(from), Some(into)) = (usage.devices.get(from), usage.devices.get(to)) else {
             return;
         };
-        let _ = self.whole.is_only(to);
-        let now = {
-            // The sum is higher for a moment; the lock keeps charges from being refused for it.
-            let _alone = self.whole.alone();
+        let in_device = {
+            let _total = self.total.lock();
             let before = into.memory_current.fetch_add(bytes, SeqCst);
-            self.whole.add(usage, to, bytes);
-            self.uncharge(usage, from, bytes);
+            uncharge(&from.memory_current, bytes);
             before.wrapping_add(bytes)
         };
         let sums = Sums {
-            in_device: now,
+            in_device,
             in_process: 0,
         };
         self.raise_peaks(usage, control, to, sums);

@@ -1,8 +1,8 @@
 //! Holders of physical memory: handles, mappings, multicast objects, sparse arrays. Memory is freed when its
 //! last holder goes.
 //!
-//! Independent of the driver, of charges and of locks: the caller has one for all of it, since the driver takes
-//! microseconds for each of these calls.
+//! Independent of the driver, of charges and of locks: the caller has one for all of it, since the driver
+//! takes microseconds for each of these calls.
 
 mod bound;
 #[cfg(test)]

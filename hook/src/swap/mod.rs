@@ -11,8 +11,8 @@
 //!   how much host memory may be taken.
 //! * `mover`: runs in the helper thread and moves what `task` selects, in the order of `policy`. For each
 //!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or new. Then
-//!   all submissions are held and the blocks are moved in one `run`, or one by one (`relocate`). `turn`: the bound that the daemon sets where processes take turns.
-//!   `notice`: what the program is told before.
+//!   all submissions are held and the blocks are moved in one `run`, or one by one (`relocate`). `turn`: the
+//!   bound that the daemon sets where processes take turns. `notice`: what the program is told before.
 #![doc = include_str!("swap.md")]
 
 mod account;

@@ -71,7 +71,7 @@ pub(crate) fn word<'a>(block: &'a Usage, name: &str, index: &str) -> Result<Word
                 context_request context_kind context_charged context_estimated nr_group_max movable)
         }),
         Some(("process", name)) => named!(name, block,
-            nr_threads memory_elsewhere memory_peak peak_generation progress_generation nr_max nr_oom
+            nr_threads memory_peak peak_generation progress_generation nr_max nr_oom
             nr_unknown_symbols can_swap),
         Some(("thread", name)) => block.threads.get(index).and_then(|thread| {
             named!(name, thread, device nr_alloc nr_free counted_device unsettled)

@@ -253,7 +253,6 @@ impl World {
         usage.nr_threads.store(u32::MAX, Relaxed);
         let fill = |words: &[&AtomicU64]| words.iter().for_each(|at| at.store(word, Relaxed));
         fill(&[
-            &usage.memory_elsewhere,
             &usage.memory_peak,
             &usage.nr_max,
             &usage.nr_oom,

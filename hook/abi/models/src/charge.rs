@@ -6,7 +6,7 @@ use crate::{check, needed};
 use gcgroup_abi::sync::AtomicU64;
 use gcgroup_abi::sync::Ordering::{Acquire, Relaxed, Release};
 use gcgroup_abi::{
-    NO_LIMIT, Refused, charge_ungranted, lower_grant, try_charge, try_charge_granted, uncharge,
+    NO_LIMIT, Refused, lower_grant, try_charge, try_charge_granted, uncharge,
 };
 use loom::thread;
 
@@ -108,14 +108,6 @@ fn granted(words: &Words, bytes: u64) -> bool {
     try_charge_granted(&words.current, &words.granted, bytes, NO_LIMIT).is_ok()
 }
 
-fn ungranted(words: &Words, bytes: u64) -> bool {
-    let (_, is_free) = charge_ungranted(&words.current, &words.granted, bytes);
-    if !is_free {
-        uncharge(&words.current, bytes);
-    }
-    is_free
-}
-
 fn lower(words: &Words, old: u64, target: u64) -> u64 {
     lower_grant(&words.current, &words.granted, old, target)
 }
@@ -151,19 +143,6 @@ fn committed_charge_stays_within_lowered_grant() {
             "charge.rs: granted.store(target, SeqCst);",
             "charge.rs: let kept = current.load(SeqCst).clamp(target, old);",
             "charge.rs: match current.compare_exchange_weak(now, sum, SeqCst, Relaxed) {",
-        ]
-    );
-}
-
-#[test]
-fn ungranted_charge_is_undone_when_grants_begin() {
-    assert_eq!(
-        needed(grant_is_taken_back(NO_LIMIT, ungranted, lower)),
-        [
-            "charge.rs: (before.wrapping_add(bytes), granted.load(SeqCst) == NO_LIMIT)",
-            "charge.rs: granted.store(target, SeqCst);",
-            "charge.rs: let before = current.fetch_add(bytes, SeqCst);",
-            "charge.rs: let kept = current.load(SeqCst).clamp(target, old);",
         ]
     );
 }

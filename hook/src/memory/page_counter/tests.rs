@@ -2,7 +2,7 @@ use super::*;
 use crate::memory::Memory;
 use crate::shared::block;
 use crate::shared::device::LocalDevice;
-use gcgroup_abi::Kind;
+use gcgroup_abi::{Kind, NO_LIMIT};
 use std::sync::Barrier;
 use std::thread;
 
@@ -18,7 +18,7 @@ fn blocks() -> (&'static Usage, &'static Control) {
 fn current(page_counter: &PageCounter, usage: &Usage, index: usize) -> (u64, u64) {
     (
         usage.devices[index].memory_current.load(Relaxed),
-        page_counter.sum(usage),
+        page_counter.sum(),
     )
 }
 
@@ -86,11 +86,9 @@ fn racing_threads_fill_two_limits_exactly() {
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(granted, 1000, "every byte within the limit was charged");
-    assert_eq!(page_counter.sum(usage), 1000);
+    assert_eq!(page_counter.sum(), 1000);
 }
 
-/// A thread that charges the home device does not know of the other device when that is charged for the first
-/// time.
 #[test]
 fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
     let (usage, control) = blocks();
@@ -125,7 +123,7 @@ fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
         assert_eq!(usage.memory_peak.load(Relaxed), 100, "round {round}");
         page_counter.uncharge(usage, 0, home as u64 + 1);
         page_counter.uncharge(usage, 1, other as u64);
-        assert_eq!(page_counter.sum(usage), 0);
+        assert_eq!(page_counter.sum(), 0);
     }
 }
 
@@ -140,7 +138,7 @@ fn transfer_between_devices_keeps_the_process_total() {
         assert_eq!(current(&page_counter, usage, to), (50, 50));
     }
     page_counter.uncharge(usage, 3, 50);
-    assert_eq!(page_counter.sum(usage), 0);
+    assert_eq!(page_counter.sum(), 0);
     assert_eq!(usage.memory_peak.load(Relaxed), 50);
 }
 
@@ -286,14 +284,8 @@ fn allocations_are_summed_over_threads() {
     assert_eq!(memory.usage().devices[2].nr_alloc.load(Relaxed), 3);
 }
 
-/// Charges as an allocation does: without a lock where no limit is in force.
 fn charge(page_counter: &PageCounter, usage: &Usage, control: &Control, bytes: u64) -> Result<(), Full> {
-    let sums = match page_counter.reserve_freely(usage, control, 0, bytes) {
-        Some(sum) => Sums::of_one(sum),
-        None => page_counter.try_reserve(usage, control, 0, bytes)?,
-    };
-    page_counter.raise_peaks(usage, control, 0, sums);
-    Ok(())
+    page_counter.try_charge(usage, control, 0, bytes)
 }
 
 #[test]
