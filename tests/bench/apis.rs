@@ -23,7 +23,7 @@ const THREADS: u32 = 8;
 const CALL: f64 = 50.0;
 /// Budget of a pair of calls, nanoseconds, where the threads are on all CPUs.
 const CONTENDED: f64 = 400.0;
-/// Budget of the hook's memory for a live block, bytes: physical memory has a handle, a mapping and an object.
+/// Budget of the hook's memory for a live block, bytes: a handle, a mapping and an object.
 const BLOCK: f64 = 240.0;
 
 /// A measurement.

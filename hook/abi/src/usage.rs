@@ -16,7 +16,7 @@ pub use device::{UNKNOWN_COST, UsageDevice};
 pub use thread::{Submission, Thread};
 
 /// Kind of charged memory, as listed in `memory.stat`. The value is the index into [`UsageDevice::kinds`].
-#[repr(usize)]
+#[repr(u8)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Linear,

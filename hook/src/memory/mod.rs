@@ -25,7 +25,6 @@ pub(crate) mod context;
 pub(crate) mod freeing;
 pub(crate) mod grant;
 pub mod graph;
-mod key;
 pub mod ledger;
 mod opened;
 pub mod page_counter;
@@ -84,13 +83,13 @@ impl Memory {
             session: program.session,
             program,
             page_counter: PageCounter::default(),
-            blocks: Ledger::new(64),
-            pages: Pages::new(),
-            host: Ledger::new(32),
-            arrays: Ledger::new(32),
+            blocks: Ledger::default(),
+            pages: Pages::default(),
+            host: Ledger::default(),
+            arrays: Ledger::default(),
             pitch: Pitch::default(),
             reserves: Reserves::default(),
-            external: Ledger::new(1),
+            external: Ledger::default(),
             freeing: Freeing::default(),
             opened: Opened::default(),
             physical: Vmm::default(),

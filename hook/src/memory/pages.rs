@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{KEEPS_PAGES, Kind};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::key::{self, Table};
 use super::ledger::Entry;
 use super::{ABSURD, Memory};
 
@@ -20,8 +20,8 @@ struct Page {
 }
 
 /// Shared pages by [`keys`].
-#[derive(Debug)]
-pub(crate) struct Pages([Mutex<Table<Page>>; 16]);
+#[derive(Debug, Default)]
+pub(crate) struct Pages(Mutex<HashMap<u64, Page>>);
 
 /// Exponent of the size of a page where the daemon has not said another: 2 MiB.
 const SHIFT: u8 = 21;
@@ -31,18 +31,6 @@ fn keys(address: u64, entry: &Entry) -> impl Iterator<Item = u64> {
     let (shift, last) = (entry.shift(), address.saturating_add(entry.size.max(1) - 1));
     // The exponent fits below the number, since shared pages are of `MIN_SHARED` and more.
     (address >> shift..=last >> shift).map(move |number| number << shift | u64::from(shift))
-}
-
-impl Pages {
-    pub(super) fn new() -> Self {
-        Self(Default::default())
-    }
-
-    #[inline]
-    fn shard(&self, key: u64) -> &Mutex<Table<Page>> {
-        let [first, ..] = &self.0;
-        self.0.get(key::shard(key, self.0.len())).unwrap_or(first)
-    }
 }
 
 impl Memory {
@@ -67,13 +55,7 @@ impl Memory {
             let room = page.entry.size.saturating_sub(page.taken);
             page.entry.owner == block.owner && room >= block.size
         };
-        let is_room = || {
-            self.pages
-                .0
-                .iter()
-                .any(|table| table.lock().values().any(has_room))
-        };
-        block.is_small() && self.keeps_pages() && !is_room()
+        block.is_small() && self.keeps_pages() && !self.pages.0.lock().values().any(has_room)
     }
 
     /// Enters a block that the driver has made at `address` in the pages that it shares. Returns the bytes of
@@ -85,7 +67,7 @@ impl Memory {
         }
         let mut bytes = 0;
         for key in keys(address, block) {
-            let mut table = self.pages.shard(key).lock();
+            let mut table = self.pages.0.lock();
             let page = table.entry(key).or_insert_with(|| {
                 let mut entry = block.page();
                 self.page_counter.show(self.usage(), &entry);
@@ -112,7 +94,7 @@ impl Memory {
         }
         let mut bytes = 0;
         for key in keys(address, block) {
-            let mut table = self.pages.shard(key).lock();
+            let mut table = self.pages.0.lock();
             let Some(page) = table.get_mut(&key) else {
                 continue;
             };
@@ -129,23 +111,17 @@ impl Memory {
 
     /// Uncharges the empty pages that a destroyed context has kept.
     pub(super) fn leave_kept_pages(&self, context: u32) {
-        for table in &self.pages.0 {
-            let is_gone = |page: &Page| page.entry.owner == context && page.nr_blocks == 0;
-            let gone: Vec<_> = table.lock().extract_if(|_, page| is_gone(page)).collect();
-            for (_, page) in gone {
-                self.page_counter.hide(self.usage(), &page.entry);
-                self.uncharge(page.entry.index(), page.entry.size);
-            }
+        let is_gone = |page: &Page| page.entry.owner == context && page.nr_blocks == 0;
+        let gone: Vec<_> = self.pages.0.lock().extract_if(|_, page| is_gone(page)).collect();
+        for (_, page) in gone {
+            self.page_counter.hide(self.usage(), &page.entry);
+            self.uncharge(page.entry.index(), page.entry.size);
         }
     }
 
     pub(super) fn renumber_pages(&self) {
-        for table in &self.pages.0 {
-            table
-                .lock()
-                .values_mut()
-                .for_each(|page| self.follow(&mut page.entry));
-        }
+        let mut table = self.pages.0.lock();
+        table.values_mut().for_each(|page| self.follow(&mut page.entry));
     }
 }
 
