@@ -180,27 +180,6 @@ fn mount_that_fails_ends_the_daemon_with_failure() {
 }
 
 #[test]
-fn mount_over_the_control_files_is_reported_once() {
-    for mount in both() {
-        let point = mount.path();
-        for times in 1..3 {
-            let mounted = Mounted::new("tmpfs", &point);
-            wait_until("the log reports the hidden control files", || {
-                count(&mount, "are hidden") == times
-            });
-            drop(mounted);
-            wait_until("the log reports the end of the mount over the files", || {
-                count(&mount, "is mounted over") >= 2 * times
-            });
-        }
-        let log = mount.log();
-        assert_eq!(count(&mount, "are hidden"), 2, "{log}");
-        assert_eq!(count(&mount, "nothing is mounted over"), 2, "{log}");
-        DriverShell::start(&mount);
-    }
-}
-
-#[test]
 fn file_size_limit_does_not_end_the_daemon() {
     for mount in both() {
         let shell = DriverShell::start(&mount);

@@ -1,13 +1,9 @@
-//! Tests `compute.pressure` and `memory.pressure`: what they show while threads wait, and their triggers.
+//! Tests `compute.pressure` and `memory.pressure`: what they show while threads wait.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::Write as _;
-use std::os::fd::AsFd as _;
-use std::path::PathBuf;
+use std::fs;
 use std::time::Instant;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use support::{Config, DEADLINE, Governed, Mount, artifacts, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::contended::{batch, goes_on};
 use crate::driver::{Dir, DriverShell};
@@ -207,101 +203,4 @@ fn move_to_the_host_is_memory_pressure() {
     let [some, full] = totals(&mount, program.pid(), "memory.pressure");
     assert!(some > 0 && full > 0, "{some} {full}");
     assert_eq!(program.ask("verify"), "verified 2");
-}
-
-/// Opens a pressure file and makes a trigger.
-#[track_caller]
-fn trigger(path: PathBuf, text: &str) -> File {
-    let mut file = open(path);
-    file.write_all(text.as_bytes()).expect("the trigger is accepted");
-    file
-}
-
-fn open(path: PathBuf) -> File {
-    let opened = OpenOptions::new().read(true).write(true).open(path);
-    opened.expect("the file opens")
-}
-
-fn events(file: &File, timeout: PollTimeout) -> PollFlags {
-    let mut fds = [PollFd::new(file.as_fd(), PollFlags::POLLPRI)];
-    poll(&mut fds, timeout).expect("poll(2) succeeds");
-    fds[0].revents().expect("known events")
-}
-
-#[test]
-fn trigger_wakes_poll_once_per_window() {
-    let mount = Mount::new();
-    let long = PollTimeout::try_from(DEADLINE).expect("the value fits");
-    let mut shell = DriverShell::start(&mount);
-    join(&mount, "team", &shell);
-    let paths = [
-        mount.file(shell.pid(), "compute.pressure"),
-        mount.file("team", "compute.pressure"),
-    ];
-    // As the kernel's example: with the final zero byte.
-    let mut files = paths.clone().map(|path| trigger(path, "some 50000 10000000\0"));
-    let of_memory = trigger(mount.file(shell.pid(), "memory.pressure"), "some 50000 10000000");
-    let ended = trigger(paths[0].clone(), "full 50000 10000000");
-    drop(ended);
-    for file in &files {
-        assert_eq!(events(file, PollTimeout::ZERO), PollFlags::empty());
-    }
-    Dir::of(&mount, shell.pid()).freeze();
-    shell.tell("spin 1 1");
-    for file in &mut files {
-        assert_eq!(events(file, long), PollFlags::POLLPRI);
-        // The next event comes ten seconds later at the earliest.
-        assert_eq!(events(file, PollTimeout::ZERO), PollFlags::empty());
-        let error = file
-            .write(b"some 50000 10000000")
-            .expect_err("there is one already");
-        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
-    }
-    assert_eq!(events(&of_memory, PollTimeout::ZERO), PollFlags::empty());
-    assert_eq!(
-        events(&open(paths[0].clone()), PollTimeout::ZERO),
-        PollFlags::POLLPRI | PollFlags::POLLERR,
-        "without a trigger, as in the kernel"
-    );
-    shell.kill9();
-    let gone = events(&files[0], long);
-    assert_eq!(
-        gone,
-        PollFlags::POLLPRI | PollFlags::POLLERR,
-        "the process is gone"
-    );
-}
-
-#[test]
-fn wrong_triggers_are_refused() {
-    let mount = Mount::new();
-    let shell = DriverShell::start(&mount);
-    let path = mount.file(shell.pid(), "compute.pressure");
-    for text in [
-        "",
-        "\n",
-        "some",
-        "some 150000",
-        "most 150000 1000000",
-        "some 0 1000000",
-        "some 1000001 1000000",
-        "some 1000 499999",
-        "some 1000 10000001",
-        "some x 1000000",
-    ] {
-        let mut file = open(path.clone());
-        // An empty write(2) does not reach the file system.
-        let text = if text.is_empty() { " " } else { text };
-        let error = file.write(text.as_bytes()).expect_err(text);
-        assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{text:?}");
-        assert_eq!(
-            events(&file, PollTimeout::ZERO),
-            PollFlags::POLLPRI | PollFlags::POLLERR
-        );
-    }
-    let own = format!("{}/compute.pressure", shell.pid());
-    let set = mount.gcgroupfs(&["set", &own, "some 150000 1000000"]).output();
-    let set = set.expect("the command runs");
-    let said = String::from_utf8_lossy(&set.stderr).into_owned();
-    assert!(!set.status.success() && said.contains("not supported"), "{said}");
 }

@@ -7,13 +7,12 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use tracing::{info, warn};
 
-use crate::mount::{Mount, Watch};
+use crate::mount::Mount;
 use crate::slots::Slots;
 use gcgroupfs_sys::manager::{self, Stored};
 
@@ -24,7 +23,6 @@ const NAMES: [&str; 4] = ["device", "init", "processes", "pollers"];
 #[derive(Debug)]
 pub struct Connection {
     mount: Mount,
-    watch: Watch,
     /// The open /dev/fuse.
     pub(super) device: OwnedFd,
     /// FUSE_INIT, which only the first daemon could read from the device.
@@ -55,7 +53,6 @@ impl Connection {
         let init = first_message(&device)?;
         first.write_all_at(&[&mount.device().to_ne_bytes(), init.as_slice()].concat(), 0)?;
         Ok(Self {
-            watch: Watch::new(mount.point(), mount.device())?,
             mount,
             device,
             init,
@@ -100,7 +97,6 @@ impl Connection {
             return Ok(None);
         };
         Ok(Some(Self {
-            watch: Watch::new(mount.point(), mount.device())?,
             mount,
             device,
             init: init.to_vec(),
@@ -113,11 +109,6 @@ impl Connection {
 
     pub fn mount(&self) -> &Mount {
         &self.mount
-    }
-
-    /// Checks, at most once in 400 ms, that the mount is visible.
-    pub fn look(&mut self, now: Instant) {
-        self.watch.look(now);
     }
 
     /// Has the manager store the connection, if there is a manager and the kernel sends unanswered requests

@@ -173,11 +173,6 @@ impl Handles {
         file.has_news()
     }
 
-    /// Returns the poller of an open file, to be woken.
-    pub(super) fn poller(&self, FileHandle(handle): FileHandle) -> Option<PollNotifier> {
-        self.files.lock().get_mut(handle)?.waiting.take()
-    }
-
     /// Returns the inodes of the open files of these entities.
     pub(super) fn of(&self, entities: &BTreeSet<u64>) -> BTreeSet<INodeNo> {
         let files = self.files.lock();

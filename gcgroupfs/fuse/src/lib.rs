@@ -17,7 +17,6 @@ mod queue;
 mod slots;
 mod table;
 mod takeover;
-mod triggers;
 pub mod view;
 mod wake;
 

@@ -20,14 +20,11 @@ use nix::unistd::{getegid, geteuid};
 mod abort;
 mod helper;
 mod mountinfo;
-mod watch;
 
 pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
-pub use watch::Watch;
 
 use abort::{abort_dead, is_connected};
-use mountinfo::{Entry, TYPE, entries, mounts, ours};
-use watch::hidden_by;
+use mountinfo::{Entry, TYPE, entries, hidden_by, mounts, ours};
 
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -2,7 +2,6 @@
 
 mod ends;
 mod groups;
-mod pressure;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -12,7 +11,6 @@ use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, Pol
 
 use super::handles::{Entry, Handles, OpenFile};
 use super::inode;
-use super::triggers::Triggers;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
 use gcgroupfs_model::tree::{Caller, Change, Tree};
@@ -25,7 +23,6 @@ pub(super) const BLOCK: u32 = 4096;
 pub(super) struct Nodes {
     tree: Arc<Tree>,
     pub(super) handles: Handles,
-    triggers: Triggers,
     /// Timestamp of every node.
     since: SystemTime,
 }
@@ -35,7 +32,6 @@ impl Nodes {
         Self {
             tree,
             handles: Handles::default(),
-            triggers: Triggers::default(),
             since: SystemTime::now(),
         }
     }
@@ -164,13 +160,6 @@ impl Nodes {
         let Ok(Node::File(directory, file)) = self.node(ino) else {
             return Ok(CHANGED);
         };
-        if file.is_pressure() {
-            let has_event = self.poll_trigger(handle, ino, notifier);
-            return Ok(has_event.map_or(CHANGED, |has_event| match has_event {
-                true => PLAIN.union(PollEvents::POLLPRI),
-                false => PLAIN,
-            }));
-        }
         if !matches!(file.contents, Contents::Events(_) | Contents::Polled(..)) {
             return Ok(PLAIN);
         }
@@ -205,15 +194,34 @@ impl Nodes {
         // The opener's rights count, as with cgroups: a descriptor passed to a more privileged program does
         // not gain its rights.
         let caller = self.handles.opener(handle, caller);
-        let change = match file.trigger(&self.tree, directory, caller, data) {
-            Ok(None) => file.store(&self.tree, directory, caller, data),
-            Ok(Some(trigger)) => self.add_trigger(handle, ino, trigger),
-            Err(error) => Err(error),
-        };
+        let change = file.store(&self.tree, directory, caller, data);
         let change = change.inspect_err(|error| {
             tracing::debug!(pid = caller.pid, uid = caller.uid, file = file.name, ?directory, %error, "refused a write");
         })?;
         Ok(self.tree.announce(change))
+    }
+
+    /// Closes an open file.
+    pub(super) fn close(&self, handle: FileHandle) {
+        let Some((closed, others)) = self.handles.close_file(handle) else {
+            return;
+        };
+        let others = others.into_iter().map(|ino| (ino, true));
+        for (ino, is_polled) in [(closed, false)].into_iter().chain(others) {
+            if let Ok(Node::File(directory, file)) = self.node(ino) {
+                file.set_polled(&self.tree, directory, is_polled);
+            }
+        }
+    }
+
+    /// Keeps averages that are read up to date. Returns the time until that is due again, if any are.
+    pub(super) fn average_pressure(&self) -> Option<Duration> {
+        self.tree.average_pressure().map(Duration::from_nanos)
+    }
+
+    /// Makes an announced change durable; waits for the disk.
+    pub(super) fn store(&self, change: Change) {
+        self.tree.store(change);
     }
 
     pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {

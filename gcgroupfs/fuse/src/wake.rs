@@ -19,7 +19,7 @@ use gcgroupfs_model::tree::{Directory, Listener, Notice};
 /// either, so polling again at once gains nothing.)
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Passes events to the pollers: of an entity, or `None` if pressure files are read or have a new trigger.
+/// Passes events to the pollers: of an entity, or `None` if pressure files are read.
 #[derive(Debug)]
 pub(super) struct Waker(Sender<Option<u64>>);
 
@@ -36,7 +36,7 @@ impl Waker {
                 loop {
                     let now = Instant::now();
                     let until_average = average_at.map(|at| at.saturating_duration_since(now));
-                    let pauses = [turns.until_next(now), until_average, nodes.until_triggers()];
+                    let pauses = [turns.until_next(now), until_average];
                     let pause = pauses.into_iter().flatten().min();
                     let first = match pause {
                         None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -55,7 +55,6 @@ impl Waker {
                     if average_at.map_or(is_read, |at| at <= now) {
                         average_at = nodes.average_pressure().map(|pause| now + pause);
                     }
-                    notify(nodes.update_triggers());
                 }
             })?;
         Ok(Self(sender))

@@ -104,8 +104,6 @@ pub enum Error {
     NoMemorySize,
     #[error("{0}")]
     NotSupported(&'static str),
-    #[error("the open file has a trigger already; open the file again for another")]
-    HasTrigger,
     #[error("the value is too long: at most {0} bytes")]
     TooLong(usize),
 }
@@ -139,7 +137,7 @@ impl Error {
             Self::Stale => errno::ESTALE,
             Self::NoProcess => errno::ESRCH,
             Self::Exists => errno::EEXIST,
-            Self::NotEmpty | Self::HasTrigger => errno::EBUSY,
+            Self::NotEmpty => errno::EBUSY,
             // As with cgroup.max.descendants.
             Self::TooMany { .. } | Self::TooManyHolds { .. } => errno::EAGAIN,
             // Not EAGAIN, as with cgroup.max.depth: shells would say that it is temporary.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use gcgroup_abi::Pressure;
 
 use crate::error::{Error, Result};
-use crate::tree::{Action, Caller, Change, Directory, Edit, Item, Level, Setting, Tree, Trigger, View};
+use crate::tree::{Action, Caller, Change, Directory, Edit, Item, Level, Setting, Tree, View};
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_name, check_group_path, files_in, is_taken, lookup,
@@ -40,7 +40,7 @@ pub enum Io {
     Write(Store),
     /// 0644
     Setting(&'static Setting),
-    /// 0644. A write makes a trigger of the open file description, for which poll(2) waits.
+    /// 0444
     Pressure(Pressure),
 }
 
@@ -58,10 +58,7 @@ impl Io {
         match self {
             Self::Write(store) | Self::ReadWrite(_, store) => store(edit, text),
             Self::Setting(setting) => edit.set(setting, text),
-            Self::Read(_) => Err(Error::ReadOnly),
-            Self::Pressure(_) => Err(Error::NotSupported(
-                "a trigger belongs to an open file of the mount",
-            )),
+            Self::Read(_) | Self::Pressure(_) => Err(Error::ReadOnly),
         }
     }
 }
@@ -201,8 +198,8 @@ impl ControlFile {
     /// Returns the permission bits unless changed; those of the owner are what the file supports.
     pub fn mode(&self) -> u16 {
         match self.io {
-            Io::Read(_) => 0o444,
-            Io::ReadWrite(..) | Io::Setting(_) | Io::Pressure(_) => 0o644,
+            Io::Read(_) | Io::Pressure(_) => 0o444,
+            Io::ReadWrite(..) | Io::Setting(_) => 0o644,
             Io::Write(_) => 0o200,
         }
     }
@@ -306,9 +303,6 @@ impl ControlFile {
     /// * `ENODEV`: its directory is gone.
     pub fn store(&self, tree: &Tree, directory: Directory, caller: Caller, data: &[u8]) -> Result<Change> {
         let text = self.command(tree, directory, caller, data)?;
-        if self.is_pressure() {
-            self.trigger(tree, directory, caller, data)?;
-        }
         let mut by_user = None;
         let change = tree.edit(directory, caller, |edit| {
             let old = self.text_for_log(edit);
@@ -329,30 +323,6 @@ impl ControlFile {
         let is_page = matches!(self.contents, Contents::Page) && self.mode() & 0o400 != 0;
         let view = is_page.then(|| edit.view().ok()).flatten()?;
         Some(self.io.show(&view).ok()?.trim_end().replace('\n', "; "))
-    }
-
-    /// Returns whether a write makes a trigger, and poll(2) waits for its events.
-    pub fn is_pressure(&self) -> bool {
-        matches!(self.io, Io::Pressure(_))
-    }
-
-    /// Makes a trigger from one write to a pressure file; `None` for other files.
-    ///
-    /// # Errors
-    /// As [`store`](Self::store), and those of [`Tree::make_trigger`].
-    pub fn trigger(
-        &self,
-        tree: &Tree,
-        directory: Directory,
-        caller: Caller,
-        data: &[u8],
-    ) -> Result<Option<Trigger>> {
-        let Io::Pressure(what) = self.io else {
-            return Ok(None);
-        };
-        let text = self.command(tree, directory, caller, data)?;
-        tree.make_trigger(directory, what, text, tree.is_root(caller))
-            .map(Some)
     }
 
     /// Checks a write; returns its text without surrounding blanks.

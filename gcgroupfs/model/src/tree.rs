@@ -138,7 +138,6 @@ pub use process::{Evidence, Process};
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::*;
-pub use stall::Trigger;
 pub use storage::Storage;
 pub use sums::{Counter, Sums, Swapped, all_counters};
 pub use suspend::Pending;

@@ -6,7 +6,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -249,9 +248,6 @@ fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         // Whether the lock of the tree can be had.
         watchdog.reset(|| drop(tree.processes()));
         reload.if_asked();
-        if let Some(connection) = &mut connection {
-            connection.look(Instant::now());
-        }
         !stop.is_asked()
     })?;
     info!("stopping");

@@ -1,4 +1,5 @@
-//! The ledger of live allocations, by address or handle: size, kind, device and context. Independent of limits.
+//! The ledger of live allocations, by address or handle: size, kind, device and context. Independent of
+//! limits.
 
 use gcgroup_abi::{Kind, OTHER_DEVICE};
 use hashbrown::HashMap;

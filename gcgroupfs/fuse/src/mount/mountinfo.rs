@@ -128,6 +128,22 @@ fn unescaped(text: &str) -> String {
     })
 }
 
+/// Returns a mount that hides ours: one at the same point or above it on which ours is not mounted, directly
+/// or through others.
+pub(super) fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
+    let is_it = |entry: &&Entry| entry.is_ours && entry.device == device && entry.point == point;
+    let ours = all.iter().rfind(is_it)?;
+    let below = |entry: &&Entry| {
+        all.iter()
+            .find(|other| other.id == entry.parent && other.id != entry.id)
+    };
+    // The table may change while it is read and so contain a cycle.
+    let chain = std::iter::successors(Some(ours), below).take(all.len());
+    let chain: Vec<u64> = chain.map(|entry| entry.id).collect();
+    all.iter()
+        .find(|entry| point.starts_with(&entry.point) && !chain.contains(&entry.id))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +183,33 @@ mod tests {
     fn last_of_several_mounts_at_a_point_is_visible() {
         let seen: Vec<_> = visible(MOUNTINFO).iter().map(|entry| entry.id).collect();
         assert_eq!(seen, [22, 93, 95, 96, 94]);
+    }
+
+    const ROOT: &str = "22 1 254:1 / / rw - ext4 /dev/root rw\n\
+        30 22 0:20 / /run rw - tmpfs run rw\n\
+        90 30 0:46 / /run/gc rw - fuse.gcgroup /run/g.sock rw\n\
+        91 90 0:47 / /run/gc rw - fuse.gcgroup /run/g.sock rw\n\
+        95 22 0:50 / /other rw - tmpfs none rw\n";
+
+    fn hidden(more: &str) -> Option<u64> {
+        let text = format!("{ROOT}{more}");
+        let all: Vec<Entry> = entries(&text).collect();
+        let device = all.iter().find(|entry| entry.id == 91).map(|entry| entry.device);
+        hidden_by(&all, Path::new("/run/gc"), device.unwrap()).map(|entry| entry.id)
+    }
+
+    #[test]
+    fn mount_over_ours_or_a_directory_above_hides_it() {
+        assert_eq!(hidden(""), None);
+        assert_eq!(hidden("96 91 0:51 / /run/gc rw - tmpfs none rw\n"), Some(96));
+        assert_eq!(hidden("97 30 0:52 / /run rw - tmpfs none rw\n"), Some(97));
+        assert_eq!(hidden("98 91 0:53 / /run/gc/team rw - tmpfs none rw\n"), None);
+        assert_eq!(hidden("99 22 0:54 / /run2 rw - tmpfs none rw\n"), None);
+    }
+
+    #[test]
+    fn unmounted_mount_is_hidden_by_nothing() {
+        let all: Vec<Entry> = entries(ROOT).collect();
+        assert!(hidden_by(&all, Path::new("/run/gc"), 1).is_none());
     }
 }

@@ -65,7 +65,7 @@ pub enum Notice {
     AuditAsked,
     /// A search for new devices has been requested.
     DevicesAsked,
-    /// Averages of pressure files are to be kept up to date, or a trigger has been made.
+    /// Averages of pressure files are to be kept up to date.
     PressureWatched,
     /// The ends of processes are to be noticed now ([`Tree::ask_ends`](super::Tree::ask_ends)).
     EndsAsked,

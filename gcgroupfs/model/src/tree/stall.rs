@@ -1,7 +1,7 @@
 //! Pressure: the time for which threads waited, as in the kernel's PSI, of processes, groups and the root.
 //!
-//! A process's own clocks ([`StallClock`](gcgroup_abi::StallClock)) are read when a reader or a trigger looks
-//! at the process or at a directory above; only triggers and averages that are read need a timer.
+//! A process's own clocks ([`StallClock`](gcgroup_abi::StallClock)) are read when a reader looks at the
+//! process or at a directory above; only averages that are read need a timer.
 //!
 //! A group sees of each child, a process or a group, only how much it waited since the last look, not when.
 //! States that last from one look to the next add up exactly; in between, the children are taken to wait
@@ -14,7 +14,6 @@ mod children;
 #[cfg(test)]
 mod tests;
 pub(super) mod totals;
-mod trigger;
 
 use gcgroup_abi::Pressure;
 
@@ -26,8 +25,6 @@ use crate::error::{Error, Result};
 use average::Averages;
 use children::Children;
 use totals::{ProcessStalls, Stalls};
-
-pub use trigger::Trigger;
 
 /// Time for which averages are kept up to date after a read, nanoseconds: those of 300 s have forgotten most
 /// of what was before.
@@ -53,44 +50,6 @@ impl Tree {
             self.tell(&[Notice::PressureWatched]);
         }
         text
-    }
-
-    /// Makes a trigger from what was written to a pressure file. It ends with the open file description that
-    /// it was written to, which the caller sees to, as to the time of its next update.
-    ///
-    /// # Errors
-    /// * `EINVAL`: the format, or a window or threshold out of range; for users other than root also a window
-    ///   that is no multiple of 2 s.
-    /// * [`Error::Gone`].
-    pub fn make_trigger(
-        &self,
-        directory: Directory,
-        what: Pressure,
-        text: &str,
-        is_root: bool,
-    ) -> Result<Trigger> {
-        let mut state = self.state.lock();
-        let now = state.now();
-        state.bring_up(directory, now)?;
-        let total = state.stalls_of(directory)?.total[what as usize];
-        Trigger::parse(text, is_root, (directory, what), (now, total))
-    }
-
-    /// Tells the listener that updates triggers of a new one.
-    pub fn watch_pressure(&self) {
-        self.tell(&[Notice::PressureWatched]);
-    }
-
-    /// Updates a trigger. Returns whether there is an event.
-    ///
-    /// # Errors
-    /// [`Error::Gone`].
-    pub fn update_trigger(&self, trigger: &mut Trigger) -> Result<bool> {
-        let mut state = self.state.lock();
-        let now = state.now();
-        state.bring_up(trigger.directory, now)?;
-        let total = state.stalls_of(trigger.directory)?.total[trigger.what as usize];
-        Ok(trigger.update(now, total))
     }
 
     /// Brings the averages that were read lately up to date. Returns the nanoseconds until that is due again,

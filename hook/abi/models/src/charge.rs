@@ -5,9 +5,7 @@ use std::sync::Arc;
 use crate::{check, needed};
 use gcgroup_abi::sync::AtomicU64;
 use gcgroup_abi::sync::Ordering::{Acquire, Relaxed, Release};
-use gcgroup_abi::{
-    NO_LIMIT, Refused, lower_grant, try_charge, try_charge_granted, uncharge,
-};
+use gcgroup_abi::{NO_LIMIT, Refused, lower_grant, try_charge, try_charge_granted, uncharge};
 use loom::thread;
 
 /// The words of a process on one device.

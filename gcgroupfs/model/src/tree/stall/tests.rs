@@ -267,34 +267,6 @@ fn liar_that_registers_has_waited_no_longer_than_it_lives() {
 }
 
 #[test]
-fn trigger_fires_for_a_group_and_ends_with_it() {
-    let now = at(0);
-    let world = World::new(1);
-    let id = join_in(&world, 100, "a");
-    let directory = Directory::group(world.group("a"));
-    let make = |text, is_root| {
-        world
-            .tree
-            .make_trigger(directory, Pressure::Compute, text, is_root)
-    };
-    let mut trigger = make("full 150000 1000000", true).unwrap();
-    assert_eq!(trigger.next(), now + 100 * MSEC);
-    assert!(make("full 150000 1000000", false).is_err());
-    at(1000);
-    assert_eq!(world.tree.update_trigger(&mut trigger), Ok(false));
-    stall(&world, id, |stall| assert!(stall.enter(at(1000))));
-    at(1100);
-    assert_eq!(world.tree.update_trigger(&mut trigger), Ok(false));
-    at(1200);
-    assert_eq!(world.tree.update_trigger(&mut trigger), Ok(true));
-    world.tree.leave(id, 1);
-    world
-        .tree
-        .finish(world.tree.remove_group(Directory::ROOT, "a").unwrap());
-    assert_eq!(world.tree.update_trigger(&mut trigger), Err(Error::Gone));
-}
-
-#[test]
 fn averages_are_kept_up_to_date_only_while_they_are_read() {
     at(0);
     let world = World::new(1);
