@@ -488,21 +488,6 @@ hooks! {
     fn nvmlDeviceGetRunningProcessDetailList(
         device: nvmlDevice_t, list: *mut nvmlProcessDetailList_v1_t,
     ) @0 => |next| nvml::processes::details(device, list, next);
-    fn nvmlDeviceGetProcessUtilization(
-        device: nvmlDevice_t, list: *mut nvmlProcessUtilizationSample_t, count: *mut c_uint, last_seen: c_ulonglong,
-    ) @0 => |next| nvml::utilization::samples(device, list, count, last_seen, next);
-    fn nvmlDeviceGetProcessesUtilizationInfo(
-        device: nvmlDevice_t, list: *mut nvmlProcessesUtilizationInfo_v1_t,
-    ) @0 => |next| nvml::utilization::infos(device, list, next);
-    fn nvmlDeviceGetAccountingPids(
-        device: nvmlDevice_t, count: *mut c_uint, pids: *mut c_uint,
-    ) @0 => |next| nvml::utilization::pids(device, count, pids, next);
-    fn nvmlDeviceGetAccountingStats_v2(
-        device: nvmlDevice_t, stats: *mut nvmlAccountingStats_v2_t,
-    ) @0 => |next| nvml::utilization::stats_v2(device, stats, next);
-    fn nvmlDeviceGetAccountingStats(
-        device: nvmlDevice_t, pid: c_uint, stats: *mut nvmlAccountingStats_t,
-    ) @0 => |next| nvml::utilization::stats(device, pid, stats, next);
 
     group Gated "kernel launches";
 

@@ -15,8 +15,6 @@ const MIB: u64 = 1 << 20;
 pub(crate) const SUCCESS: u64 = 0;
 const UNINITIALIZED: u64 = 1;
 const INVALID_ARGUMENT: u64 = 2;
-const NOT_SUPPORTED: u64 = 3;
-const NOT_FOUND: u64 = 6;
 const INSUFFICIENT_SIZE: u64 = 7;
 
 const KINDS: [&str; 3] = ["Compute", "Graphics", "MPSCompute"];
@@ -214,55 +212,6 @@ fn nvml_numbering_is_independent_of_visible_devices() {
         }
         assert_eq!(nvml.computing(device).len(), usize::from(current > 0), "{device}");
     }
-}
-
-#[test]
-fn utilisation_and_accounting_show_only_the_process() {
-    let mount = Mount::new();
-    let busy = mount.load(&["throughput", "--duration", "3600"]);
-    let mut monitor = Nvml::bare(&mount);
-    let others = |nvml: &mut Nvml| nvml.list("samples 0 16").2.contains_key(&busy.pid());
-    wait_until("NVML lists the busy process", || others(&mut monitor));
-
-    let (mut nvml, dir) = Nvml::limited(&mount, 512 * MIB);
-    let pid = nvml.0.pid();
-    for list in ["samples 0 16", "infos 0 16", "samples 0 0"] {
-        assert_eq!(nvml.list(list).0, NOT_FOUND, "{list} lists an idle process");
-    }
-    assert_eq!(nvml.ask(&format!("alloc 0 {MIB}")), [SUCCESS]);
-    for list in ["samples 0", "infos 0"] {
-        assert_eq!(nvml.ask("work"), [SUCCESS]);
-        let (result, count, shares) = nvml.list(&format!("{list} 16"));
-        assert_eq!((result, count), (SUCCESS, 1), "{list}");
-        assert_eq!(shares.keys().copied().collect::<Vec<_>>(), [pid], "{list}");
-        for room in ["0", "16 null"] {
-            let short = nvml.list(&format!("{list} {room}"));
-            assert_eq!(short, (INSUFFICIENT_SIZE, 1, BTreeMap::new()), "{list}");
-        }
-    }
-    // While accounting is off; other processes' accounts are never available.
-    let (own, others) = (
-        format!("accounting 0 {pid}"),
-        format!("accounting 0 {}", busy.pid()),
-    );
-    assert_eq!(nvml.ask(&own), [NOT_SUPPORTED, 0, NOT_SUPPORTED, 0, 0]);
-    assert_eq!(nvml.ask(&others), [NOT_SUPPORTED, 0, NOT_FOUND, 0, 0]);
-    assert_eq!(monitor.ask(&own), [NOT_SUPPORTED, 0, NOT_SUPPORTED, 0, 0]);
-
-    assert_eq!(monitor.ask("account 0 1"), [SUCCESS]);
-    assert_eq!(nvml.ask(&format!("alloc 0 {}", 16 * MIB)), [SUCCESS]);
-    let peak = dir.gpu(0).number("memory.peak");
-    assert!(peak >= 17 * MIB);
-    assert_eq!(nvml.ask(&own), [SUCCESS, 1, SUCCESS, peak, 1]);
-    assert_eq!(nvml.ask(&others), [SUCCESS, 1, NOT_FOUND, 0, 0]);
-    assert_eq!(monitor.ask(&others)[..3], [SUCCESS, 2, SUCCESS]);
-    assert_eq!(monitor.ask(&own)[..3], [SUCCESS, 2, SUCCESS]);
-    dir.gpu(0).write("memory.limit", "max");
-    assert_eq!(
-        nvml.ask(&others)[..3],
-        [SUCCESS, 2, SUCCESS],
-        "the answers without a limit"
-    );
 }
 
 #[test]

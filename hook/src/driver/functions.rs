@@ -221,16 +221,4 @@ calls! {
     );
     /// The array in `list` must have the room that `list` says.
     fn nvmlDeviceGetRunningProcessDetailList(device: nvmlDevice_t, list: &mut nvmlProcessDetailList_v1_t);
-    fn nvmlDeviceGetProcessUtilization(
-        device: nvmlDevice_t,
-        list: &mut [nvmlProcessUtilizationSample_t; ROOM],
-        count: &mut c_uint,
-        last_seen: u64,
-    );
-    /// The array in `list` must have the room that `list` says.
-    fn nvmlDeviceGetProcessesUtilizationInfo(device: nvmlDevice_t, list: &mut nvmlProcessesUtilizationInfo_v1_t);
-    fn nvmlDeviceGetAccountingPids(device: nvmlDevice_t, count: &mut c_uint, list: &mut [c_uint; ROOM]);
-    /// Since NVML 13.
-    fn nvmlDeviceGetAccountingStats_v2(device: nvmlDevice_t, stats: &mut nvmlAccountingStats_v2_t);
-    fn nvmlDeviceGetAccountingStats(device: nvmlDevice_t, pid: c_uint, stats: &mut nvmlAccountingStats_t);
 }

@@ -123,71 +123,16 @@ structures! {
         numProcArrayEntries: u32 = 0,
         procArray: *mut nvmlProcessDetail_v1_t = std::ptr::null_mut(),
     }
-
-    nvmlProcessUtilizationSample_t 32 {
-        pid: u32 = 0,
-        timeStamp: u64 = 0,
-        smUtil: u32 = 0,
-        memUtil: u32 = 0,
-        encUtil: u32 = 0,
-        decUtil: u32 = 0,
-    }
-
-    nvmlProcessUtilizationInfo_v1_t 40 {
-        timeStamp: u64 = 0,
-        pid: u32 = 0,
-        smUtil: u32 = 0,
-        memUtil: u32 = 0,
-        encUtil: u32 = 0,
-        decUtil: u32 = 0,
-        jpgUtil: u32 = 0,
-        ofaUtil: u32 = 0,
-    }
-
-    nvmlProcessesUtilizationInfo_v1_t 24 {
-        version: u32 = 0,
-        processSamplesCount: u32 = 0,
-        /// Microseconds since 1970.
-        lastSeenTimeStamp: u64 = 0,
-        procUtilArray: *mut nvmlProcessUtilizationInfo_v1_t = std::ptr::null_mut(),
-    }
-
-    nvmlAccountingStats_t 56 {
-        gpuUtilization: u32 = 0,
-        memoryUtilization: u32 = 0,
-        /// Largest amount of memory ever held, bytes.
-        maxMemoryUsage: u64 = 0,
-        time: u64 = 0,
-        startTime: u64 = 0,
-        isRunning: u32 = 0,
-        reserved: [u32; 5] = [0; 5],
-    }
-
-    /// Since NVML 13.
-    nvmlAccountingStats_v2_t 64 {
-        /// The process's pid, set by the caller.
-        pid: u32 = 0,
-        isRunning: u32 = 0,
-        gpuUtilization: u32 = 0,
-        memoryUtilization: u32 = 0,
-        /// Largest amount of memory ever held, bytes.
-        maxMemoryUsage: u64 = 0,
-        sampleCount: u32 = 0,
-        sumGpuUtil: u64 = 0,
-        sumFbUtil: u64 = 0,
-        time: u64 = 0,
-        startTime: u64 = 0,
-    }
 }
 
 entries! {
     nvmlProcessInfo_v1_t nvmlProcessInfo_v2_t nvmlProcessDetail_v1_t
-    nvmlProcessUtilizationSample_t nvmlProcessUtilizationInfo_v1_t
 }
 
 holders! { nvmlProcessInfo_v1_t nvmlProcessInfo_v2_t nvmlProcessDetail_v1_t }
 
 /// A list of pids alone.
+#[cfg(test)]
 impl Entry for u32 {
     const EMPTY: Self = 0;
 

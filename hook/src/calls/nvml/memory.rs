@@ -85,7 +85,6 @@ mod tests {
                 ..limited
             },
             current,
-            peak: current,
             own: Own { pid: 1, outside: 0 },
         };
         let nvmlMemory_t { total, used, free } = told_v1(CARD, seen);

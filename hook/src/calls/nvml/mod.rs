@@ -12,4 +12,3 @@ pub(crate) mod memory;
 pub(crate) mod processes;
 mod seen;
 mod unregistered;
-pub(crate) mod utilization;

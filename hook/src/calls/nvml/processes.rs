@@ -92,7 +92,6 @@ mod tests {
         Seen {
             visible: Visible::limit(1000),
             current,
-            peak: current,
             own: Own { pid: 7, outside: 700 },
         }
     }

@@ -20,8 +20,6 @@ pub(crate) struct Seen {
     pub(crate) visible: Visible,
     /// `memory.current`.
     pub(crate) current: u64,
-    /// The highest `memory.current` so far.
-    pub(crate) peak: u64,
     pub(crate) own: Own,
 }
 
@@ -58,21 +56,16 @@ impl Seen {
 
     fn at(hook: &Hook, index: usize) -> Option<Self> {
         let visible = Visible::on(hook, index);
-        let (usage, control) = (
-            hook.session.usage().devices.get(index)?,
-            hook.session.control().devices.get(index)?,
-        );
+        let control = hook.session.control().devices.get(index)?;
         let overhead = control.memory_overhead.load(Relaxed);
         let current = hook
             .session
             .usage()
             .memory_current(index)
             .saturating_add(overhead);
-        let peak = usage.memory_peak.load(Relaxed).saturating_add(overhead);
         (!visible.is_drivers()).then_some(Self {
             visible,
             current,
-            peak: peak.max(current),
             own: Own {
                 pid: std::process::id(),
                 outside: hook.session.control().pid.load(Relaxed),
@@ -88,7 +81,6 @@ impl Seen {
                 ..Visible::limit(room.total)
             },
             current: 0,
-            peak: 0,
             own: Own {
                 pid: std::process::id(),
                 outside: 0,
@@ -195,11 +187,10 @@ mod tests {
         control.devices[1].memory_overhead.store(30, Relaxed);
         control.pid.store(77, Relaxed);
         hook.session.usage().devices[1].memory_current.store(100, Relaxed);
-        hook.session.usage().devices[1].memory_peak.store(400, Relaxed);
         assert!(is_limited(hook) && Seen::at(hook, 0).is_none());
         let seen = Seen::at(hook, 1).unwrap();
         assert_eq!((seen.visible.room.total, seen.visible.room.free), (1000, 870));
-        assert_eq!((seen.current, seen.peak), (130, 430));
+        assert_eq!(seen.current, 130);
         assert_eq!((seen.own.pid, seen.own.outside), (std::process::id(), 77));
         control.devices[1].memory_limit.store(NO_LIMIT, Relaxed);
         assert!(!is_limited(hook));

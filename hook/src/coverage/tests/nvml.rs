@@ -11,6 +11,17 @@ pub(super) static FAMILIES: &[Family] = &[
     },
     Family {
         how: Passed,
+        why: "utilization and accounting by process: NVML shows those of all processes to every user",
+        names: &[
+            "nvmlDeviceGetAccountingPids",
+            "nvmlDeviceGetAccountingStats",
+            "nvmlDeviceGetAccountingStats_v2",
+            "nvmlDeviceGetProcessUtilization",
+            "nvmlDeviceGetProcessesUtilizationInfo",
+        ],
+    },
+    Family {
+        how: Passed,
         why: "for the administrator",
         names: &["nvmlDeviceClearAccountingPids"],
     },
