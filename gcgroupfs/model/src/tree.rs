@@ -135,6 +135,7 @@ pub use notice::{Listener, Notice};
 pub use origin::{Origin, Origins};
 pub use pressure::Sight;
 pub use process::{Evidence, Process};
+pub use quota_changes::Remainder;
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::*;
@@ -207,6 +208,8 @@ pub struct State {
     device_users: device_users::DeviceUsers,
     /// Numbers of the processes and groups whose quotas the arbiter has yet to read.
     quota_changes: BTreeSet<u64>,
+    /// GPU time of processes that have left since the last tick, to be charged to their groups.
+    remainders: Vec<quota_changes::Remainder>,
     /// Groups whose last process has ended since then.
     quota_ends: BTreeSet<GroupId>,
     /// Process that owns the directory of each pid.
@@ -263,6 +266,7 @@ impl Tree {
             processes: BTreeMap::new(),
             device_users: device_users::DeviceUsers::default(),
             quota_changes: BTreeSet::new(),
+            remainders: Vec::new(),
             quota_ends: BTreeSet::new(),
             pids: BTreeMap::new(),
             exited: VecDeque::new(),

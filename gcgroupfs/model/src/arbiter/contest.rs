@@ -114,6 +114,15 @@ impl Groups {
         tree.nodes().map(standing).collect()
     }
 
+    /// Charges groups and the root with GPU time of a process that has left.
+    pub(super) fn charge(&mut self, groups: &[u64], nsec: u64) {
+        for id in groups.iter().copied().map(Some).chain([None]) {
+            if let Some(group) = self.0.get_mut(&id) {
+                group.own.charge(nsec);
+            }
+        }
+    }
+
     /// Keeps the standings of all groups. A group whose processes end and start again still pays for what
     /// they have used.
     pub(super) fn keep(&mut self, now: Time, tree: &Tree, standings: &[Standing]) {

@@ -84,6 +84,16 @@ impl<Id: Copy + Ord> Gpu<Id> {
         each.map(|(charged, held)| Used { charged, held }).collect()
     }
 
+    /// Charges groups with GPU time since the last measurement of a process that has left.
+    pub(super) fn charge_remainder(&mut self, groups: &[u64], nsec: u64) {
+        self.groups.charge(groups, nsec);
+    }
+
+    /// Returns for how long nothing was measured at `now`, nanoseconds.
+    pub(super) fn unmeasured(&self, now: Time) -> u64 {
+        now.saturating_sub(self.last)
+    }
+
     /// Aligns `members` with `seen`: from here on the same index means the same process.
     fn meet(&mut self, now: Time, seen: &[Seen<Id>]) {
         let has_moved = |((_, member), one): (&(Id, Member), &Seen<Id>)| member.place != one.place;

@@ -10,7 +10,7 @@ use super::plan::{Order, Quotas, Tick, Used};
 use super::policy::{Policy, Time};
 use super::quota::{Key, Meter, Passed};
 use super::settings::usec;
-use crate::tree::{Arbitration, GateOrder, ProcessId, Quota};
+use crate::tree::{Arbitration, GateOrder, ProcessId, Quota, Remainder};
 
 /// Nanoseconds between ticks while a busy process's GPU time is being watched and nothing else causes a tick.
 const MEASURE: u64 = 10_000_000;
@@ -79,6 +79,7 @@ impl State {
     pub fn tick(&mut self, now: Time, tree: &mut Arbitration<'_>) -> Next {
         let policy = tree.policy();
         self.watches.retain(|id, until| *until > now && tree.has(*id));
+        self.charge_remainders(now, tree);
         let mut changed = self.set_meters(now, tree);
         self.gpus.resize_with(tree.nr_devices(), Gpu::new);
         self.rests.resize_with(tree.nr_devices(), || None);
@@ -199,6 +200,27 @@ impl State {
         }
     }
 
+    /// Charges quotas and groups with what processes that have left used since the last tick: together no
+    /// more than the time that has passed.
+    fn charge_remainders(&mut self, now: Time, tree: &mut Arbitration<'_>) {
+        let mut passed: Vec<u64> = self.gpus.iter().map(|gpu| gpu.unmeasured(now)).collect();
+        for Remainder {
+            device,
+            nsec,
+            entities,
+        } in tree.take_remainders()
+        {
+            let Some((gpu, left)) = self.gpus.get_mut(device).zip(passed.get_mut(device)) else {
+                continue;
+            };
+            let nsec = nsec.min(*left);
+            *left -= nsec;
+            gpu.charge_remainder(&entities, nsec);
+            let to = metered(&self.meters, entities.into_iter(), device);
+            charge(&mut self.meters, now, &Passed { device, nsec, to });
+        }
+    }
+
     /// Creates, updates and removes meters so that each quota has one. Returns the processes and groups whose
     /// quotas may have changed.
     fn set_meters(&mut self, now: Time, tree: &mut Arbitration<'_>) -> BTreeSet<u64> {
@@ -294,8 +316,11 @@ fn keys(meters: &BTreeMap<Key, Meter>, tree: &Arbitration<'_>, id: ProcessId, de
     if meters.is_empty() {
         return Vec::new();
     }
-    let keys = tree
-        .entities(id)
-        .flat_map(|entity| [Some(device), None].map(|slot| (entity, slot)));
+    metered(meters, tree.entities(id), device)
+}
+
+/// Returns the keys of the meters of a process and groups, innermost first, for their use of a device.
+fn metered(meters: &BTreeMap<Key, Meter>, entities: impl Iterator<Item = u64>, device: usize) -> Vec<Key> {
+    let keys = entities.flat_map(|entity| [Some(device), None].map(|slot| (entity, slot)));
     keys.filter(|key| meters.contains_key(key)).collect()
 }

@@ -8,6 +8,7 @@ use gcgroup_abi::{ControlDevice, Gate};
 use super::enforce::GateOrder;
 use super::memory_holders::holding;
 use super::process::{Measured, is_closed};
+use super::quota_changes::Remainder;
 use super::usage::charged_nsec;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
 use crate::arbiter::{Place, Policy, Seen};
@@ -84,7 +85,7 @@ impl Arbitration<'_> {
                 process.usage().device(device)?,
                 process.control().devices.get(device)?,
             );
-            if !usage.claims_use() {
+            if !process.concerns(device) {
                 return None;
             }
             let (busy_nsec, is_busy) = usage.busy(now);
@@ -213,9 +214,9 @@ impl Arbitration<'_> {
 const MOST_REST: u64 = 1_000_000_000;
 
 impl State {
-    /// Charges the GPU time since the last tick to a process that leaves, even if its contexts are gone. If
-    /// it does not tell its own part, time in which other processes have work too is divided equally, as by
-    /// the hardware.
+    /// Charges the GPU time since the last tick to a process that leaves, even if its contexts are gone, and
+    /// notes it for the groups that the process is in. If it does not tell its own part, time in which other
+    /// processes have work too is divided equally, as by the hardware.
     pub(super) fn charge_rest(&mut self, id: ProcessId) {
         let now = self.now();
         for device in 0..self.devices.len() {
@@ -246,6 +247,22 @@ impl State {
                 nsec => rest.min(nsec.saturating_sub(charged_nsec(process, device))),
             };
             enforce::charge(process, device, rest);
+            if process
+                .devices
+                .get(device)
+                .is_some_and(|kept| kept.evidence != Evidence::Refuted)
+            {
+                let entities = self
+                    .chain(process.group)
+                    .into_iter()
+                    .map(|group| group.0)
+                    .collect();
+                self.remainders.push(Remainder {
+                    device,
+                    nsec: rest,
+                    entities,
+                });
+            }
         }
     }
 }

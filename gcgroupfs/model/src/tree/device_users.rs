@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{Process, ProcessId, State, Tree};
 
-/// Processes by device, at least those that claim to use it.
+/// Processes by device, at least those that claim to use it or have used it since the last tick.
 #[derive(Debug, Default)]
 pub(super) struct DeviceUsers {
     devices: Vec<BTreeSet<ProcessId>>,
@@ -20,12 +20,11 @@ impl DeviceUsers {
         self.devices.get(device).into_iter().flatten().copied()
     }
 
-    /// Reads what a process claims to use of `nr_devices` devices.
+    /// Reads which of `nr_devices` devices a process uses.
     fn note(&mut self, process: &Process, nr_devices: usize) {
         self.devices.resize_with(nr_devices, BTreeSet::new);
         for (device, users) in self.devices.iter_mut().enumerate() {
-            let usage = process.usage().device(device);
-            if usage.is_some_and(|usage| usage.claims_use()) {
+            if process.concerns(device) {
                 users.insert(process.id);
             } else {
                 users.remove(&process.id);
@@ -42,7 +41,7 @@ impl DeviceUsers {
 }
 
 impl State {
-    /// Reads which devices a process claims to use.
+    /// Reads which devices a process uses.
     pub(super) fn note_users(&mut self, id: ProcessId) {
         if let Some(process) = self.processes.get(&id) {
             self.device_users.note(process, self.devices.len());
@@ -51,7 +50,7 @@ impl State {
 }
 
 impl Tree {
-    /// Reads which devices each process claims to use.
+    /// Reads which devices each process uses.
     pub fn note_all_users(&self) {
         let ids: Vec<ProcessId> = self.state.lock().processes.keys().copied().collect();
         // In parts, so that other threads get the lock in between.

@@ -201,6 +201,17 @@ impl Process {
             .map_or(Measured::default(), |kept| kept.measured)
     }
 
+    /// Returns whether the process claims to use a device, or has had work there since the last tick, though
+    /// the contexts that it claimed may be gone.
+    pub(super) fn concerns(&self, device: usize) -> bool {
+        let (Some(usage), Some(kept)) = (self.usage().device(device), self.devices.get(device)) else {
+            return false;
+        };
+        // Without a claim that was seen, no evidence is looked for.
+        let has_worked = || kept.measured.busy_nsec != usage.busy(0).0;
+        usage.claims_use() || kept.evidence != Evidence::Unknown && has_worked()
+    }
+
     /// Adds the state for one more device.
     pub(super) fn add_device(&mut self) {
         let devices = std::mem::take(&mut self.devices).into_iter();

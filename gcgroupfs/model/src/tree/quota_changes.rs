@@ -4,6 +4,15 @@ use std::collections::BTreeSet;
 
 use super::{Arbitration, GroupId, ProcessId, Quota, State};
 
+/// GPU time of a process that has left, since the last tick.
+#[derive(Debug)]
+pub struct Remainder {
+    pub device: usize,
+    pub nsec: u64,
+    /// Numbers of the groups that the process was in, the innermost first.
+    pub entities: Vec<u64>,
+}
+
 impl State {
     /// Notes that the quotas of the process or group of that number may have changed.
     pub(super) fn note_quotas(&mut self, entity: u64) {
@@ -25,6 +34,11 @@ impl Arbitration<'_> {
             self.state.note_all_quotas();
         }
         std::mem::take(&mut self.state.quota_changes)
+    }
+
+    /// Returns the GPU time of processes that have left since the last call.
+    pub fn take_remainders(&mut self) -> Vec<Remainder> {
+        std::mem::take(&mut self.state.remainders)
     }
 
     /// Returns the groups whose last process has ended, and was not moved away, since the last call.

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use gcgroup_abi::Gate;
 
 use super::world::{MSEC, Play};
-use crate::tree::ProcessId;
-use crate::tree::fixture::ROOT;
+use crate::tree::fixture::{ROOT, set_now};
+use crate::tree::{Evidence, ProcessId};
 
 #[test]
 fn group_quota_is_shared_by_all_processes() {
@@ -40,6 +40,83 @@ fn group_quota_is_shared_by_all_processes() {
     play.world.store("gcgroup.procs", ROOT, "101").unwrap();
     play.tick();
     assert_eq!(play.gate(other), Gate::Track);
+}
+
+#[test]
+fn processes_that_leave_use_the_quotas_of_their_groups() {
+    let mut play = Play::new(1);
+    play.world.group("a/b");
+    play.world.store("a/compute.max", ROOT, "25000 100000").unwrap();
+    let last = play.join(200, 8);
+    play.world.store("a/gcgroup.procs", ROOT, "200").unwrap();
+    let begin = |play: &mut Play, pid: u32| {
+        let id = play.join(pid, 8);
+        play.world
+            .store("a/b/gcgroup.procs", ROOT, &pid.to_string())
+            .unwrap();
+        play.world.usage(id).measures_time.store(1, Relaxed);
+        play.tick();
+        play.begins(id);
+        play.tick();
+        id
+    };
+    let leave = |play: &mut Play, ids: &[ProcessId], nsec| {
+        play.now += nsec;
+        set_now(play.now);
+        for id in ids {
+            play.world.tree.leave(*id, 0);
+        }
+        play.tick();
+        play.gate(last)
+    };
+    for pid in [100, 101] {
+        let id = begin(&mut play, pid);
+        assert_eq!(leave(&mut play, &[id], 10 * MSEC), Gate::Arbitrate, "{pid}");
+    }
+    let liar = begin(&mut play, 102);
+    play.world.tree.set_evidence(liar, 0, Evidence::Refuted);
+    assert_eq!(
+        leave(&mut play, &[liar], 10 * MSEC),
+        Gate::Arbitrate,
+        "a refuted claim is not charged"
+    );
+    let both = [103, 104].map(|pid| begin(&mut play, pid));
+    assert_eq!(
+        leave(&mut play, &both, 4 * MSEC),
+        Gate::Arbitrate,
+        "no more than the time that has passed"
+    );
+    let id = begin(&mut play, 105);
+    assert_eq!(leave(&mut play, &[id], MSEC), Gate::Throttled);
+}
+
+#[test]
+fn work_of_a_context_that_has_gone_is_charged() {
+    let mut play = Play::new(1);
+    let id = play.join(100, 8);
+    play.world.store("100/compute.max", ROOT, "25000 100000").unwrap();
+    play.tick();
+    for nsec in [10 * MSEC, 20 * MSEC] {
+        play.contexts(id, 0, 1);
+        play.begins(id);
+        play.tick();
+        play.now += nsec;
+        play.ends(id);
+        play.contexts(id, 0, 0);
+        play.tick();
+        play.tick();
+    }
+    let charged = |play: &Play| play.world.control(id).devices[0].usage_nsec.load(Relaxed);
+    assert_eq!(charged(&play), 30 * MSEC);
+    // No claim is left that evidence could refute.
+    play.world.tree.set_evidence(id, 0, Evidence::Unknown);
+    play.world.usage(id).devices[0].busy_nsec.fetch_add(MSEC, Relaxed);
+    play.contexts(id, 0, 0);
+    play.after(10 * MSEC);
+    assert_eq!(charged(&play), 30 * MSEC);
+    play.contexts(id, 0, 1);
+    play.tick();
+    assert_eq!(play.gate(id), Gate::Throttled);
 }
 
 #[test]
