@@ -139,7 +139,7 @@ fn store_newline_alone_resets_peaks_only() {
         (Level::ProcessDevice, "100/0/"),
     ];
     for (level, directory) in places {
-        let writable = |file: &&ControlFile| !matches!(file.io, Io::Read(_));
+        let writable = |file: &&ControlFile| !matches!(file.io, Io::Read(_) | Io::Pressure(_));
         let here = crate::files::all().filter(|file| file.on.has(level));
         for file in here.filter(writable) {
             let path = format!("{directory}{}", file.name);
