@@ -36,6 +36,7 @@ FAULTS = """(() => {
     if (contrast < 4.5) faults.push(`contrast ${contrast.toFixed(1)} of ${one.className}: ${one.textContent}`);
     // Buttons cut long names.
     const { left, right } = (one.closest("button, b") ?? one).getBoundingClientRect();
+    if (one.matches(".picture small") && one.scrollWidth > one.clientWidth) faults.push(`cut: ${one.textContent}`);
     if (left < 0 || right > innerWidth + 1) faults.push(`not in the window: ${one.textContent}`);
   }
   return faults;
@@ -135,7 +136,7 @@ def few(page, stage, programs):
     frozen = programs[1].pid
     wait("a process waits as it is frozen", lambda: any(it["kind"] == "frozen" for it in state(page.url)["waits"]))
     page.open()
-    page.until("document.getElementById('waits').innerText.includes('turn on GPU 0')")
+    page.until("document.getElementById('waits').innerText.includes('GPU 0 turn')")
     page.check_looks("six processes")
     # Hostile names stay text.
     spelt = GROUP.replace("\u202e", "\\u{202e}")

@@ -111,12 +111,11 @@ fn awaited(
             return None;
         }
         let found = next.processes.iter().find(|it| it.of.pid == wait.pid);
-        let what = if what == "turn" { "turn" } else { "memory turn" };
         Some(Cause {
             pid: Some(wait.pid.to_string()),
             comm: found.map_or(&wait.comm, |it| &it.of.comm).clone(),
             priority: wait.priority,
-            text: format!("{what} on GPU {}", wait.gpu),
+            text: format!("GPU {} {}", wait.gpu, wait.r#for),
             percent: percent(usec),
         })
     };
@@ -239,7 +238,7 @@ mod tests {
             .causes
             .iter()
             .map(|it| (it.pid.as_deref(), it.comm.as_str(), it.text.as_str()));
-        let text = "turn on GPU 1";
+        let text = "GPU 1 turn";
         assert_eq!(
             causes.collect::<Vec<_>>(),
             [(Some("2"), "train", text), (Some("4"), "ended", text)]
