@@ -269,7 +269,8 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Returns whether the next decision about memory turns is due.
     pub(super) fn wants_capacity(&self, now: Time, seen: &[Seen<Id>]) -> bool {
-        let is_out = |one: &Seen<Id>| one.memory.resident < one.memory.all;
+        let is_out =
+            |one: &Seen<Id>| one.memory.takes_part(one.is_frozen) && one.memory.resident < one.memory.all;
         self.memory.is_due(now, seen.iter().any(is_out))
     }
 
@@ -279,7 +280,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         if let Some(capacity) = tick.capacity {
             let each = self.members.iter().zip(tick.seen).zip(tick.quotas);
             let holders: Vec<Holder<Id>> = each
-                .filter(|((_, one), _)| one.memory.all > 0)
+                .filter(|((_, one), _)| one.memory.takes_part(one.is_frozen))
                 .map(|(((id, member), one), quotas)| {
                     let is_over = quotas.over_until.is_some() && (one.is_busy || one.nr_waiting > 0);
                     Holder {

@@ -15,6 +15,14 @@ pub struct Holding {
     pub is_moving: bool,
 }
 
+impl Holding {
+    /// Returns whether the process takes part in memory turns. A frozen one of which nothing is on the device
+    /// needs no room there.
+    pub(in crate::arbiter) fn takes_part(&self, is_frozen: bool) -> bool {
+        self.all > 0 && !(is_frozen && self.resident == 0)
+    }
+}
+
 /// A process with movable memory as it is observed.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::arbiter) struct Holder<Id> {

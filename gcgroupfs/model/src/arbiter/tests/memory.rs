@@ -6,7 +6,7 @@ use gcgroup_abi::{Gate, Kind, NO_LIMIT};
 
 use super::world::{MSEC, Play};
 use crate::tree::ProcessId;
-use crate::tree::fixture::TOTAL;
+use crate::tree::fixture::{ROOT, TOTAL};
 
 /// Margin that the arbiter leaves.
 const CAPACITY: u64 = TOTAL - TOTAL / 64;
@@ -99,6 +99,21 @@ fn memory_over_a_limit_or_without_swap_leads_to_no_turns() {
     run(&mut play);
     assert_eq!([one, other].map(|id| limit(&play, id)), [0, 0]);
     play.world.usage(other).devices[0].movable.store(movable, Relaxed);
+    run(&mut play);
+    assert_eq!(limit(&play, one), NO_LIMIT);
+}
+
+#[test]
+fn frozen_process_with_all_memory_on_the_host_leads_to_no_turns() {
+    let mut play = Play::new(1);
+    let one = job(&play, 100, TOTAL / 4 * 3, TOTAL / 4 * 3);
+    let away = job(&play, 101, TOTAL / 4 * 3, 0);
+    play.world.store("101/compute.freeze", ROOT, "1").unwrap();
+    let run = |play: &mut Play| (0..10).for_each(|_| _ = play.after(20 * MSEC));
+    run(&mut play);
+    assert_eq!([limit(&play, one), limit(&play, away)], [0, 0]);
+    assert_eq!(play.gate(one), Gate::Run);
+    play.world.store("101/compute.freeze", ROOT, "0").unwrap();
     run(&mut play);
     assert_eq!(limit(&play, one), NO_LIMIT);
 }
