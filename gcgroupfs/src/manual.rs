@@ -10,7 +10,7 @@ use gcgroup_abi::environment::{VARIABLES, Variable};
 use gcgroupfs_model::arbiter;
 use gcgroupfs_model::file::{ControlFile, On};
 use gcgroupfs_model::files;
-use gcgroupfs_model::tree::{SETTINGS, all_counters, described_lease_actions};
+use gcgroupfs_model::tree::{SETTINGS, all_counters, described_idle_actions, described_lease_actions};
 
 /// The manual page, but for the files.
 const TEMPLATE: &str = include_str!("manual/gcgroupfs.5.in");
@@ -32,6 +32,9 @@ const POLICIES: &str = "@POLICIES@";
 
 /// Place of the actions of leases in the text of a file.
 const LEASE_ACTIONS: &str = "@LEASE_ACTIONS@";
+
+/// Place of the actions of `gcgroup.idle`.
+const IDLE_ACTIONS: &str = "@IDLE_ACTIONS@";
 
 /// The control files as a Markdown table, one row each.
 pub(crate) fn table() -> String {
@@ -135,6 +138,7 @@ fn doc(file: &ControlFile) -> String {
     let counters: Vec<String> = here.map(|(_, key, doc)| format!("{key} ({doc})")).collect();
     file.doc
         .replace(POLICIES, &arbiter::described())
+        .replace(IDLE_ACTIONS, &described_idle_actions())
         .replace(LEASE_ACTIONS, &described_lease_actions())
         .replace(COUNTERS, &counters.join(", "))
 }
@@ -198,6 +202,7 @@ mod tests {
             RULE_FILES,
             POLICIES,
             LEASE_ACTIONS,
+            IDLE_ACTIONS,
             COUNTERS,
             VARIABLES_PLACE,
             COMMANDS,

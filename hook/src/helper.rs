@@ -302,7 +302,7 @@ mod tests {
             panic!("a fault of ours");
         });
         assert!((0..3).all(|index| hook.compute.holds.word(index).is_none()));
-        assert!(hook.compute.holds.touch(hook.session.usage(), 1).is_some());
+        assert!(hook.compute.holds.touch(hook.session, 1).is_some());
         helper.guarded(|_| hook.compute.hold(Scope::Device(1)));
         assert!(hook.compute.holds.word(1).is_some(), "held without a panic");
     }

@@ -114,6 +114,8 @@ mod hostile_descriptors;
 #[cfg(test)]
 mod hostile_memory;
 #[cfg(test)]
+mod idle;
+#[cfg(test)]
 mod imported;
 #[cfg(test)]
 mod imports;

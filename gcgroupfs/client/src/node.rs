@@ -233,6 +233,9 @@ pub struct Events {
     pub frozen: bool,
     /// Whether a suspension is complete.
     pub suspended: bool,
+    /// Whether it was idle and has left the GPU; only of a process.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub away: bool,
     /// Step of a suspension or a resumption that is under way; only of a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub suspend_step: Option<String>,

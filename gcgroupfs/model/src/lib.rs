@@ -5,12 +5,12 @@
 //! Layers, the lowest first; no files import each other in a circle, except a module and one inside it:
 //! 1. values and formats: `error`, `event`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its
 //!    `state`,
-//!    `tree/{directory,device,sums,claims,lease_action,byte_seconds}`;
+//!    `tree/{directory,device,sums,claims,idle_action,lease_action,byte_seconds}`;
 //! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
 //!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
 //!    `Computed` in `tree/view`;
 //! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,made,inherited,origin}`,
-//!    `tree/{context_sizes,untrusted}`, `tree/stall/{average,children,totals}`;
+//!    `tree/{context_sizes,idle_state,untrusted}`, `tree/stall/{average,children,totals}`;
 //! 4. `tree/process`, `tree/group`, `tree/untrusted/sums`, and what is counted, stored and reported of them:
 //!    `tree/{usage,energy,saved,notice,exited,storage,unmanaged,user_change,device_stat}`;
 //! 5. what is put in force: `tree/enforce` stores into control blocks, `tree/grants` divides group limits;

@@ -42,6 +42,9 @@ mod holders;
 mod holds;
 mod host_claims;
 mod identity;
+mod idle;
+mod idle_action;
+mod idle_state;
 mod inherited;
 mod job_limits;
 mod joined_above;
@@ -126,6 +129,7 @@ pub use group::{Group, MAX_DEPTH, NewGroup, check_name};
 pub use group_devices::{VisibleDevices, check_device_list};
 pub use holds::NewHold;
 pub use identity::Identity;
+pub use idle_action::described_idle_actions;
 pub use kill::{Doomed, KillCause, Killer};
 pub use lease::Expired;
 pub use lease_action::{LEASE_ACTIONS, LeaseAction, described_lease_actions};
@@ -297,6 +301,7 @@ impl Tree {
     pub fn rung(&self, id: ProcessId) {
         // Done first: the process, or one of higher priority, may be waiting.
         self.update(|state, notices| {
+            state.step_idle(id, notices);
             state.answer_requests(id, notices);
             state.note_unused(id);
             let now = (state.devices.host.uptime)();

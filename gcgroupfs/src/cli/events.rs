@@ -19,8 +19,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 One line for each event, with its time: joined, left (with what the process used), refused, frozen, thawed, \
-suspended, resumed, swapped (allocations moved), set (a control file, by whom), made, removed, access, lease, \
-killed (for whom), job-ended. The daemon keeps the last 4096 events; a user with many loses the oldest. Groups \
+suspended, resumed, away (by gcgroup.idle), returned, swapped (allocations moved), set (a control file, by \
+whom), made, removed, access, lease, killed (for whom), job-ended. The daemon keeps the last 4096 events; a user with many loses the oldest. Groups \
 that the reader could not find on the mount, and what is written there, are not shown.
 
 Exit status: 0 printed; 1 no daemon answers; 2 usage error.")]

@@ -107,6 +107,7 @@ fn argument(setting: &'static Setting, option: &'static RunOption) -> Arg {
         Kind::Quota => "QUOTA",
         Kind::Seconds => "SECONDS",
         Kind::LeaseAction => "ACTION",
+        Kind::Idle => "RULE",
     };
     let argument = if setting == MEMORY_LIMIT {
         let parse = |text: &str| parse_values(setting, text);
@@ -211,6 +212,7 @@ mod tests {
                 Kind::Quota => (format!("--{}=1000", option.name), "1000 100000"),
                 Kind::Seconds => (format!("--{}=60", option.name), "60"),
                 Kind::LeaseAction => (format!("--{}=kill", option.name), "kill"),
+                Kind::Idle => (format!("--{}=30 reclaim", option.name), "30 reclaim"),
             };
             assert_eq!(parse(&argument).unwrap(), [(option.variable, value.to_owned())]);
             assert!(

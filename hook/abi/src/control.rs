@@ -101,7 +101,14 @@ pub struct Control {
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
     pub notice_until: AtomicU64,
-    reserved: [AtomicU64; 18],
+    /// Nonzero: the process is frozen because it was idle. A call that a closed gate holds stores the number
+    /// in `wanted_generation` of the usage block and rings. Each such freeze has another number.
+    ///
+    /// Ordering: the daemon stores `Relaxed` before the gates' `Release`; the hook loads `Relaxed` behind a
+    /// full barrier after it has seen a closed gate: it sees the number that was stored before that.
+    pub idle_generation: AtomicU32,
+    reserved_idle: AtomicU32,
+    reserved: [AtomicU64; 17],
     /// Nonzero: large allocations are to be movable, also if the process has not asked for it.
     ///
     /// Ordering: the daemon stores `Relaxed` before [`Control::publish`], whose `Release` the hook's
@@ -149,6 +156,7 @@ const _: () = {
     assert!(offset_of!(Control, suspend_generation) == 84);
     assert!(offset_of!(Control, device_page) == 88);
     assert!(offset_of!(Control, notice_until) == 96);
+    assert!(offset_of!(Control, idle_generation) == 104);
     assert!(offset_of!(Control, enables_swap) == 248);
     assert!(offset_of!(Control, devices) == 256);
 };

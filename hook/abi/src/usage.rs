@@ -171,7 +171,17 @@ pub struct Usage {
     ///
     /// Ordering: `Relaxed` (hook stores, daemon loads): one word, only shown.
     pub notice_deadline: AtomicU64,
-    reserved: [AtomicU64; 10],
+    /// The last `idle_generation` of the control block that a call has seen at a closed gate: the call needs
+    /// the GPU.
+    ///
+    /// Ordering: the hook stores `Release`, then rings; the daemon loads `Acquire`: one word, no other data
+    /// depends on it.
+    pub wanted_generation: AtomicU32,
+    /// Nonzero: the hook stores `wanted_generation`.
+    ///
+    /// Ordering: `Relaxed`: stored before the process registers, and ordered by the socket.
+    pub tells_wanted: AtomicU32,
+    reserved: [AtomicU64; 9],
     /// For how long threads have waited, by [`Pressure`]. Zero: a hook that does not report it.
     pub stalls: [Stall; Pressure::COUNT],
     pub devices: [UsageDevice; MAX_DEVICES],
@@ -308,6 +318,7 @@ const _: () = {
     assert!(offset_of!(Usage, nr_shared) == 112);
     assert!(offset_of!(Usage, moving_in) == 128);
     assert!(offset_of!(Usage, notice_deadline) == 136);
+    assert!(offset_of!(Usage, wanted_generation) == 144);
     assert!(offset_of!(Usage, stalls) == 224);
     assert!(offset_of!(Usage, devices) == 256);
     assert!(offset_of!(Usage, threads) == 256 + 512 * MAX_DEVICES);

@@ -26,7 +26,7 @@ pub(crate) fn touch(next: Next<'_>) -> CUresult {
         return next();
     };
     let index = hook.program.bind().map(|bound| bound.index());
-    let _touch = index.and_then(|index| hook.compute.holds.touch(hook.session.usage(), index));
+    let _touch = index.and_then(|index| hook.compute.holds.touch(hook.session, index));
     next()
 }
 

@@ -171,7 +171,7 @@ impl Passing<'_> {
             match gate {
                 Gate::Frozen => {
                     self.bound.uncount(self.shape.what);
-                    wait_frozen(self.compute.usage(), control, usage);
+                    wait_frozen(self.compute.session, control, usage);
                 }
                 Gate::Throttled if !self.spend_credit() => {
                     self.bound.uncount(self.shape.what);
@@ -295,13 +295,13 @@ impl Passing<'_> {
 /// Waits while a device is held; if it is not, until its gate is not frozen.
 fn wait_closed(compute: &Compute, index: usize) {
     if compute.holds.word(index).is_some() {
-        return compute.holds.wait(compute.usage(), index);
+        return compute.holds.wait(compute.session, index);
     }
     if let (Some(control), Some(usage)) = (
         compute.control().devices.get(index),
         compute.usage().devices.get(index),
     ) {
-        wait_frozen(compute.usage(), control, usage);
+        wait_frozen(compute.session, control, usage);
     }
 }
 

@@ -5,10 +5,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{MAX_DEVICES, Pressure, Usage};
+use gcgroup_abi::{MAX_DEVICES, Pressure};
 
 use crate::driver::{exit, thread};
 use crate::shared::RECHECK;
+use crate::shared::session::Session;
 use crate::shared::stall::Stalled;
 use crate::sys;
 
@@ -51,15 +52,17 @@ impl Holds {
     }
 
     /// Waits while the device is held or until the program exits.
-    pub(super) fn wait(&self, usage: &Usage, index: usize) {
+    pub(super) fn wait(&self, session: &Session, index: usize) {
         let Some(hold) = self.0.get(index) else { return };
-        let _stalled = Stalled::new(usage, Pressure::Memory);
+        let _stalled = Stalled::new(session.usage(), Pressure::Memory);
         // Counted before `word` is loaded: a release changes `word` before it loads `waiting`.
         hold.waiting.fetch_add(1, SeqCst);
         let word = &hold.word;
         while let holders @ 1.. = word.load(SeqCst)
             && !exit::is_exiting()
         {
+            thread::hold();
+            session.want_gpu();
             thread::outside(|| sys::futex_wait(word, holders, RECHECK));
         }
         hold.waiting.fetch_sub(1, SeqCst);
@@ -134,7 +137,7 @@ impl Holds {
 
     /// Waits until the device is not held, and prevents holds until the result is dropped. Not for
     /// submissions, which the gate stops. `None` if there is no such device.
-    pub(crate) fn touch(&self, usage: &Usage, index: usize) -> Option<Touch<'_>> {
+    pub(crate) fn touch(&self, session: &Session, index: usize) -> Option<Touch<'_>> {
         let count = &self.0.get(index)?.touching;
         loop {
             count.fetch_add(1, SeqCst);
@@ -143,7 +146,7 @@ impl Holds {
                 return Some(Touch(count));
             }
             count.fetch_sub(1, SeqCst);
-            self.wait(usage, index);
+            self.wait(session, index);
         }
     }
 }
@@ -182,8 +185,8 @@ mod tests {
         compute.hold(Scope::All);
         compute.hold(Scope::Device(0));
         let waiter = std::thread::spawn(|| {
-            compute.holds.wait(compute.usage(), 0);
-            compute.holds.touch(compute.usage(), 0).is_some()
+            compute.holds.wait(compute.session, 0);
+            compute.holds.touch(compute.session, 0).is_some()
         });
         compute.holds.reset(false);
         assert!(waiter.join().unwrap());

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use gcgroup_abi::{ControlDevice, Gate, Pressure, Usage, UsageDevice};
+use gcgroup_abi::{ControlDevice, Gate, Pressure, UsageDevice};
 
 use crate::driver::{exit, thread};
 use crate::shared::RECHECK;
+use crate::shared::session::Session;
 use crate::shared::stall::Stalled;
 use crate::sys;
 
@@ -61,10 +62,12 @@ pub(super) fn doze(gate: &AtomicU32, word: u32, longest: Duration) {
 }
 
 /// Waits until the gate is not frozen, or the program exits.
-pub(super) fn wait_frozen(process: &Usage, control: &ControlDevice, usage: &UsageDevice) {
-    let _stalled = Stalled::new(process, Pressure::Compute);
+pub(super) fn wait_frozen(session: &Session, control: &ControlDevice, usage: &UsageDevice) {
+    let _stalled = Stalled::new(session.usage(), Pressure::Compute);
     let mut waiting = Waiting::new(usage, &usage.nr_frozen, &usage.frozen_usec, sys::now());
     while is_frozen(&control.gate) && !exit::is_exiting() {
+        thread::hold();
+        session.want_gpu();
         doze(&control.gate, Gate::Frozen as u32, RECHECK);
         waiting.tell();
     }

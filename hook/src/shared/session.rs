@@ -2,7 +2,9 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
+};
 use std::time::Duration;
 
 use gcgroup_abi::message::Hello;
@@ -58,6 +60,7 @@ impl Session {
         }
         let blocks = Blocks::new(options.hello.memory_limit, options.hello.memory_swap_max)?;
         blocks.usage().can_swap.store(options.hello.can_swap, Relaxed);
+        blocks.usage().tells_wanted.store(1, Relaxed);
         Ok(Self {
             blocks,
             options,
@@ -199,6 +202,16 @@ impl Session {
         if is_lost {
             // The program closed the connection: the helper makes another.
             self.line.wake();
+        }
+    }
+
+    /// Rings the daemon if the process has left the GPU because it was idle: a call needs the GPU. The caller
+    /// has seen a closed gate or a hold.
+    pub(crate) fn want_gpu(&self) {
+        fence(SeqCst);
+        let number = self.control().idle_generation.load(Relaxed);
+        if number != 0 && self.usage().wanted_generation.swap(number, Release) != number {
+            self.ring();
         }
     }
 

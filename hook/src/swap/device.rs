@@ -290,6 +290,10 @@ impl Device {
                 ..GO_ON
             };
         }
+        if self.was_frozen && self.asked != 0 && usage.swap_current.load(Relaxed) != 0 {
+            // What is out already returns before any submission passes, too.
+            self.keep(swap, index);
+        }
         let again = match found {
             Found::Task(task) => {
                 self.phase = Phase::Preparing(task);

@@ -203,6 +203,7 @@ impl Swap {
         }
         self.session.line.wake();
         thread::hold();
+        self.session.want_gpu();
         let _stalled = Stalled::new(self.usage(), Pressure::Memory);
         let began = Instant::now();
         while returning.iter().any(|block| block.place() == Where::Host) && began.elapsed() < PATIENCE {

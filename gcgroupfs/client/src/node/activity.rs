@@ -52,6 +52,8 @@ pub enum State {
     /// A freeze is requested and not complete.
     Freezing,
     Frozen,
+    /// The process was idle and has left the GPU.
+    Away,
     /// A suspension is requested and not complete.
     Suspending,
     /// Device memory has been moved to the host by the driver.
@@ -80,6 +82,7 @@ impl State {
             Self::Refused => "refused",
             Self::Freezing => "freezing",
             Self::Frozen => "frozen",
+            Self::Away => "away",
             Self::Suspending => "suspending",
             Self::Suspended => "suspended",
             Self::Lost => "lost",
@@ -289,6 +292,7 @@ fn state(
         (suspension == Suspension::Complete, State::Suspended),
         // A process is frozen on the way to a suspension.
         (suspension == Suspension::Requested, State::Suspending),
+        (usage.events.away, State::Away),
         (usage.events.frozen || on_devices, State::Frozen),
         (is_asked.freeze, State::Freezing),
         (activity.refused.is_some(), State::Refused),
@@ -379,6 +383,13 @@ mod tests {
                 usage.events.frozen = true;
             }),
             State::Suspending
+        );
+        assert_eq!(
+            at(22, &|usage| {
+                usage.events.away = true;
+                usage.events.frozen = true;
+            }),
+            State::Away
         );
         assert_eq!(at(23, &|usage| usage.events.suspended = true), State::Suspended);
         assert_eq!(

@@ -41,6 +41,7 @@ impl Usage {
                 populated: event("populated") == Some("1"),
                 frozen: event("frozen") == Some("1"),
                 suspended: event("suspended") == Some("1"),
+                away: event("away") == Some("1"),
                 suspend_step: event("suspend_step").map(str::to_owned),
                 suspend_error: event("suspend_error").map(str::to_owned),
                 nr_suspended: files.key("gcgroup.events", "nr_suspended"),

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::file::Contents::{self, Events, List, Page};
 use crate::file::{Asked, ControlFile, Io::Read, Io::ReadWrite, Io::Write as WriteOnly, On};
 use crate::text::{flat_keyed, parse_pid, word};
-use crate::tree::{LEASE, LEASE_ACTION, SUSPEND, View};
+use crate::tree::{IDLE, LEASE, LEASE_ACTION, SUSPEND, View};
 
 /// A list that a scan of all devices fills.
 const AUDIT: Asked = Asked {
@@ -85,7 +85,8 @@ pub(super) const FILES: &[ControlFile] = &[
               here or above), of a process also hook (ok, or lost if it does not answer any more) and, while an \
               error of the driver keeps a freeze from being known to have drained, drain_error (the CUresult), of a process that is being suspended \
               or resumed suspend_step (check, drain, hold, lock, checkpoint, room, restore, unlock or identify: room waits \
-              for free memory), or suspend_error (the step that has failed; gcgroupfs explain tells why), of a group with \
+              for free memory), or suspend_error (the step that has failed; gcgroupfs explain tells why), of a process with a value \
+              in gcgroup.idle away (1 while it has left the GPU), of a group with \
               suspended processes nr_suspended, of a group \
               that is frozen, until all work has drained, also draining (the pid of a process that has not acknowledged the freeze, \
               the lowest of several), of a group with a lease also lease_expired (1 once gcgroup.lease has expired); poll(2) wakes on each change, but for draining. \
@@ -135,6 +136,10 @@ pub(super) const FILES: &[ControlFile] = &[
             |edit, text| edit.suspend(text),
         ),
         ..ControlFile::of(SUSPEND)
+    },
+    ControlFile {
+        on: On::WHOLE,
+        ..ControlFile::of(IDLE)
     },
     ControlFile {
         name: "gcgroup.devices",
@@ -209,6 +214,7 @@ fn events(view: &View<'_>) -> Result<String> {
         ("frozen", bit(view.is_frozen()?)),
         ("suspended", bit(view.is_suspended()?)),
     ];
+    let away = view.is_away().map(|is_away| ("away", bit(is_away)));
     let expired = view.has_expired().map(|has| ("lease_expired", bit(has)));
     let draining = view.draining().map(|pid| format!("draining {pid}\n"));
     let error = view.drain_error().map(|error| format!("drain_error {error}\n"));
@@ -221,7 +227,13 @@ fn events(view: &View<'_>) -> Result<String> {
         .nr_suspended()
         .map(|number| format!("nr_suspended {number}\n"));
     let last = [suspended, error.or(draining)].into_iter().flatten();
-    Ok(flat_keyed(bits.into_iter().chain(hook).chain(steps).chain(expired)) + &last.collect::<String>())
+    let keys = bits
+        .into_iter()
+        .chain(hook)
+        .chain(steps)
+        .chain(away)
+        .chain(expired);
+    Ok(flat_keyed(keys) + &last.collect::<String>())
 }
 
 fn stat(view: &View<'_>) -> Result<String> {

@@ -248,13 +248,13 @@ mod tests {
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");
         assert_eq!(
             world.show("100/0/memory.events"),
-            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 1\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 1\nreclaim 0\nidle 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).devices[0].memory_limit.load(Relaxed), 4095);
         world.store("100/memory.limit", ROOT, "1K").unwrap();
         assert_eq!(
             world.show("100/memory.events"),
-            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 2\nreclaim 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
+            "high 0\nmax 0\noom 0\ngroup_max 0\noom_group_kill 0\nover_limit 2\nreclaim 0\nidle 0\nswap_in 0\nswap_out 0\nswap_fail 0\n"
         );
         assert_eq!(world.control(id).memory_limit.load(Relaxed), 1024);
         assert_eq!(world.show("100/0/memory.limit"), "4095\n");

@@ -13,6 +13,7 @@ pub struct DeviceActivity {
     pub nr_out: u64,
     /// Number of allocations moved to the device.
     pub nr_in: u64,
+    /// Whether it is frozen, and not away.
     pub is_frozen: bool,
     /// The lowest limit in bytes, of the process and the groups above it; `NO_LIMIT` if there is none.
     pub limit: u64,
@@ -27,6 +28,8 @@ pub struct Activity {
     /// Path of its group from the root; empty for the root.
     pub group: String,
     pub is_suspended: bool,
+    /// Whether it has left the GPU because it was idle.
+    pub is_away: bool,
     pub whole: DeviceActivity,
     /// By device.
     pub devices: Vec<DeviceActivity>,
@@ -42,6 +45,7 @@ impl Tree {
             identity: process.identity.clone(),
             group: state.path(process.group),
             is_suspended: process.suspension.is_suspended(),
+            is_away: process.idle.has_left(),
             whole: on(None),
             devices: (0..state.devices.len()).map(|device| on(Some(device))).collect(),
         })
@@ -55,7 +59,7 @@ impl State {
             nr_refused: sums.nr_oom.saturating_add(sums.nr_group_max),
             nr_out: sums.swap.nr_out,
             nr_in: sums.swap.nr_in,
-            is_frozen: process.is_frozen(device, self.devices.len()),
+            is_frozen: process.is_frozen(device, self.devices.len()) && !process.idle.is_away(),
             limit: self.lowest_limit(process, device),
             current: sums.current(),
         }

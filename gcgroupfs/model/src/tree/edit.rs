@@ -114,6 +114,7 @@ impl<'a> Edit<'a> {
         match setting.after_write {
             None => Ok(()),
             Some(AfterWrite::ApplyHigh) => self.apply_high(),
+            Some(AfterWrite::ApplyIdle) => self.apply_idle(),
             Some(AfterWrite::ApplyLease) => self.note_lease(),
             Some(AfterWrite::BoundSwap) => self.bound_swap(),
             Some(AfterWrite::CountOverLimit) => self.count_over_limit(value.number()),

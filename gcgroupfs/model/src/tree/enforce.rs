@@ -114,6 +114,34 @@ pub(super) fn reclaim(process: &Process, device: usize, bytes: u64, is_lent: boo
     Some(control.reclaim_generation.fetch_add(1, Release).wrapping_add(1))
 }
 
+/// Withdraws what a process was requested to move out from a device and has not handled.
+pub(super) fn cancel_reclaim(process: &Process, device: usize) {
+    if let Some(control) = process.control().devices.get(device)
+        && pending_reclaim(process, device) != 0
+    {
+        control.reclaim_bytes.store(0, Relaxed);
+        control.reclaim_generation.fetch_add(1, Release);
+    }
+}
+
+/// Tells a process that it leaves the GPU: calls held by a closed gate are to say that they need it.
+pub(super) fn begin_idle(process: &Process) {
+    // Not a number for which the process has said so before.
+    let number = process.usage().wanted_generation().wrapping_add(1).max(1);
+    process.control().idle_generation.store(number, Relaxed);
+}
+
+/// Ends [`begin_idle`].
+pub(super) fn end_idle(process: &Process) {
+    process.control().idle_generation.store(0, Relaxed);
+}
+
+/// Returns whether a call of a process that leaves has said that it needs the GPU.
+pub(super) fn is_idle_wanted(process: &Process) -> bool {
+    let number = process.control().idle_generation.load(Relaxed);
+    number != 0 && process.usage().wanted_generation() == number
+}
+
 /// Tells a process how long to wait after a notice that has a reader, microseconds.
 pub(super) fn give_notice(process: &Process, usec: u32) {
     process.control().notice_usec.store(usec, Relaxed);

@@ -164,6 +164,7 @@ impl Process {
             has_expired: false,
             drain_error: self.drain_error(device, devices.len()),
             is_suspended: self.suspension.is_suspended(),
+            is_away: self.idle_rule().map(|_| self.idle.has_left()),
             nr_suspended: 0,
             suspend_step: self.suspension.step(),
             suspend_failed: self.suspension.failure().map(|(step, _)| step),

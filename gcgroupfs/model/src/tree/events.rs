@@ -27,6 +27,8 @@ pub(super) struct Standing {
     /// [`Process::drain_error`](super::Process::drain_error).
     pub(super) drain_error: Option<u32>,
     pub(super) is_suspended: bool,
+    /// Whether the process has left the GPU because it was idle; `None` without a rule.
+    pub(super) is_away: Option<bool>,
     /// Number of suspended processes in a group and below.
     pub(super) nr_suspended: usize,
     /// The step of a suspension that is under way, and the one that has failed.

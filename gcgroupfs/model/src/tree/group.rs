@@ -248,6 +248,7 @@ impl Group {
                 is_frozen: self.is_frozen(at.checked_sub(1)),
                 has_expired: at == 0 && self.has_lease_expired,
                 is_suspended: self.is_suspended(),
+                is_away: None,
                 nr_suspended: self.nr_suspended,
                 ..Standing::default()
             };

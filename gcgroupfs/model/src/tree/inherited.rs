@@ -1,10 +1,10 @@
-//! Settings that a group passes down to its processes and child groups: freeze, suspension, the list of
-//! devices, `memory.visible` and the priority of those that have none of their own, and root's priority,
-//! which bounds what other users may set. Limits are not inherited: each applies by itself.
+//! Settings that a group passes down to its processes and child groups: freeze, suspension, `gcgroup.idle`,
+//! the list of devices, `memory.visible` and the priority of those that have none of their own, and root's
+//! priority, which bounds what other users may set. Limits are not inherited: each applies by itself.
 
 use std::sync::{Arc, LazyLock};
 
-use super::settings::{COMPUTE_FREEZE, DeviceSet, MEMORY_VISIBLE, Ranked, SUSPEND, Value};
+use super::settings::{COMPUTE_FREEZE, DeviceSet, IDLE, MEMORY_VISIBLE, Ranked, SUSPEND, Value};
 use super::{Device, Settings};
 
 /// Settings in force for the contents of a group, from the group itself and all above.
@@ -12,6 +12,7 @@ use super::{Device, Settings};
 pub(super) struct Inherited {
     freeze: bool,
     suspend: bool,
+    idle: Option<Value>,
     rank: Ranked,
     visible: Option<Value>,
     /// Devices in the lists of all groups; `None`: no group has a list.
@@ -47,6 +48,7 @@ impl Inherited {
         Self {
             freeze: self.freeze || settings.of_group(COMPUTE_FREEZE, None).is_on(),
             suspend: self.suspend || settings.of_group(SUSPEND, None).is_on(),
+            idle: Some(IDLE.tighter.stricter(settings.of_group(IDLE, None), self.idle())),
             rank: settings.rank(None, self.rank),
             visible: settings.nearest(MEMORY_VISIBLE, None).or(self.visible),
             device_list: match (&self.device_list, settings.device_list()) {
@@ -69,6 +71,11 @@ impl Inherited {
     /// Returns whether a suspension is inherited.
     pub(super) fn suspend(&self) -> bool {
         self.suspend
+    }
+
+    /// Returns the strictest `gcgroup.idle` of the groups.
+    pub(super) fn idle(&self) -> Value {
+        self.idle.unwrap_or(IDLE.default)
     }
 
     /// Returns the UUIDs of the devices that processes may use; `None`: all devices.

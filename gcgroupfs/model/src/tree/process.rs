@@ -10,6 +10,7 @@ use super::byte_seconds::ByteSeconds;
 use super::energy::Energy;
 use super::events::Events;
 use super::held_time::HeldTime;
+use super::idle_state::Idle;
 use super::inherited::Inherited;
 use super::origin::Origins;
 use super::refused::ProcessRefusals;
@@ -31,6 +32,8 @@ pub(super) struct Kept {
     pub(super) nr_over_limit: u64,
     /// Number of requests to swap memory out.
     pub(super) nr_reclaim: u64,
+    /// Number of times that it left the GPU because it was idle.
+    pub(super) nr_idle: u64,
     /// Number of its memory turns, and its role in turns now.
     pub(super) nr_memory_turns: u64,
     pub(super) memory_turn: MemoryTurn,
@@ -80,6 +83,7 @@ impl Default for Kept {
             nr_high: 0,
             nr_over_limit: 0,
             nr_reclaim: 0,
+            nr_idle: 0,
             nr_memory_turns: 0,
             memory_turn: MemoryTurn::None,
             share_percent: 0,
@@ -157,6 +161,7 @@ pub struct Process {
     pub(super) refusals: ProcessRefusals,
     pub(super) asks: Asks,
     pub(super) suspension: Suspension,
+    pub(super) idle: Idle,
 }
 
 impl Process {
@@ -183,6 +188,7 @@ impl Process {
             refusals: ProcessRefusals::default(),
             asks: Asks::default(),
             suspension: Suspension::default(),
+            idle: Idle::default(),
         }
     }
 
@@ -242,10 +248,11 @@ impl Process {
     }
 
     /// Returns whether the process is to be frozen, as a whole or on a device of that index and UUID, by its
-    /// own settings or those of a group above, or while it is suspended.
+    /// own settings or those of a group above, or while it is suspended or away.
     pub(super) fn freeze(&self, device: Option<usize>, uuid: Option<&str>) -> bool {
         let asks = |uuid| self.settings.get(COMPUTE_FREEZE, uuid).is_on();
-        asks(None) || asks(uuid) || self.inherited.freeze(device) || self.suspension.freezes()
+        let is_asked = asks(None) || asks(uuid) || self.inherited.freeze(device);
+        is_asked || self.suspension.freezes() || self.idle.is_away()
     }
 
     /// Returns `memory.visible` in force, as a whole or on a device of that index and UUID.

@@ -160,6 +160,7 @@ impl Saved {
             counted.before.nr_high = kept.nr_high;
             counted.before.nr_over_limit = kept.nr_over_limit;
             counted.before.nr_reclaim = kept.nr_reclaim;
+            counted.before.nr_idle = kept.nr_idle;
             counted.before.nr_memory_turns = kept.nr_memory_turns;
             counted.before.held_usec = kept.held.usec();
             counted.peak = kept.peak;
@@ -203,6 +204,7 @@ impl Saved {
                 kept.nr_high = counted.before.nr_high;
                 kept.nr_over_limit = counted.before.nr_over_limit;
                 kept.nr_reclaim = counted.before.nr_reclaim;
+                kept.nr_idle = counted.before.nr_idle;
                 kept.nr_memory_turns = counted.before.nr_memory_turns;
                 kept.held = HeldTime::from_usec(counted.before.held_usec);
                 kept.peak = counted.peak;

@@ -59,6 +59,9 @@ counters! {
         /// Number of requests to swap memory out.
         nr_reclaim as "memory.events" "reclaim" "requests to move memory out, by writes of memory.reclaim and, on a \
             GPU, for processes of higher priority";
+        /// Number of times that a process left the GPU because it was idle.
+        nr_idle as "memory.events" "idle" "times that the process, or one of the group, left the GPU by gcgroup.idle; of \
+            a process as a whole";
         /// Number of memory turns.
         nr_memory_turns as "compute.stat" "nr_memory_turns" "memory turns that it has had, where the memory of the busy \
             processes of a GPU does not fit together";

@@ -9,6 +9,7 @@ mod explain;
 mod groups;
 mod holds;
 mod host_claims;
+mod idle;
 mod lasting;
 mod leases;
 mod peaks;

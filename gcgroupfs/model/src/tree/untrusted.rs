@@ -114,6 +114,16 @@ impl<'a> Untrusted<'a> {
         self.usage.suspend_generation.load(Acquire)
     }
 
+    /// Returns the last number of an idle process's freeze for which a call has said that it needs the GPU.
+    pub(super) fn wanted_generation(self) -> u32 {
+        self.usage.wanted_generation.load(Acquire)
+    }
+
+    /// Returns whether the process claims to say so.
+    pub(super) fn tells_wanted(self) -> bool {
+        self.usage.tells_wanted.load(Relaxed) != 0
+    }
+
     /// Returns whether the process measures its work while its gate is open.
     pub(super) fn measures_time(self) -> bool {
         self.usage.measures_time.load(Relaxed) != 0

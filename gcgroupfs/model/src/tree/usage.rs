@@ -29,6 +29,7 @@ impl Sums {
             self.nr_high += kept.nr_high;
             self.nr_over_limit += kept.nr_over_limit;
             self.nr_reclaim += kept.nr_reclaim;
+            self.nr_idle += kept.nr_idle;
             self.nr_memory_turns += kept.nr_memory_turns;
             self.held_usec += kept.held.usec();
         };

@@ -29,8 +29,8 @@ pub(super) struct ActivityLog {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Whether the process was suspended at the last look, and its figures: as a whole, then by device.
-    seen: HashMap<ProcessId, (bool, Vec<DeviceActivity>)>,
+    /// The process's states at the last look, and its figures: as a whole, then by device.
+    seen: HashMap<ProcessId, ([bool; STATES.len()], Vec<DeviceActivity>)>,
     refusals: LogLimit,
     freezes: LogLimit,
     moves: LogLimit,
@@ -84,7 +84,7 @@ impl Listener for ActivityLog {
                 let activity = self.tree.upgrade().and_then(|tree| tree.activity(*id));
                 if let Some(activity) = activity {
                     self.note(happened("joined", &activity, None));
-                    let seen = (activity.is_suspended, figures(&activity));
+                    let seen = (states(&activity), figures(&activity));
                     self.known.lock().seen.insert(*id, seen);
                 }
             }
@@ -167,6 +167,19 @@ fn figures(activity: &Activity) -> Vec<DeviceActivity> {
         .collect()
 }
 
+/// State of a process, with the names of its begin and of its end.
+type StateRow = (fn(&Activity) -> bool, &'static str, &'static str);
+
+/// States whose changes are events.
+const STATES: &[StateRow] = &[
+    (|activity| activity.is_suspended, "suspended", "resumed"),
+    (|activity| activity.is_away, "away", "returned"),
+];
+
+fn states(activity: &Activity) -> [bool; STATES.len()] {
+    std::array::from_fn(|at| STATES.get(at).is_some_and(|(is, ..)| is(activity)))
+}
+
 impl Known {
     /// Logs and notes what has changed since the last look.
     fn look(&mut self, id: ProcessId, activity: &Activity, note: impl Fn(Event)) {
@@ -175,15 +188,12 @@ impl Known {
         let Some(seen) = self.seen.get_mut(&id) else {
             return;
         };
-        let now_seen = (activity.is_suspended, figures(activity));
-        let (was_suspended, before) = std::mem::replace(seen, now_seen);
-        if activity.is_suspended != was_suspended {
-            let what = if activity.is_suspended {
-                "suspended"
-            } else {
-                "resumed"
-            };
-            note(happened(what, activity, None));
+        let now_seen = (states(activity), figures(activity));
+        let (were, before) = std::mem::replace(seen, now_seen);
+        for ((_, begun, ended), (was, is)) in STATES.iter().zip(were.into_iter().zip(seen.0)) {
+            if was != is {
+                note(happened(if is { begun } else { ended }, activity, None));
+            }
         }
         for (at, current) in seen.1.iter().enumerate() {
             let before = before.get(at).copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Expiry of leases.
+//! Expiry of leases, and idle processes.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use gcgroupfs_model::tree::Expired;
 const LEASE_LOOK: Duration = Duration::from_secs(1);
 
 impl Server {
-    /// Lets leases expire. Returns when to look again: a lease that is written meanwhile takes at least
-    /// [`LEASE_LOOK`].
+    /// Lets leases expire, and idle processes leave. Returns when to look again: a lease that is written
+    /// meanwhile takes at least [`LEASE_LOOK`].
     pub(super) fn expire_leases(&mut self) -> Duration {
         let (expired, next_msec) = self.tree.expire_leases();
         for Expired { path, uid, action } in expired {
@@ -28,6 +28,7 @@ impl Server {
                 info!("the lease of {path:?} has expired: {action}");
             }
         }
+        let next_msec = next_msec.into_iter().chain(self.tree.judge_idle()).min();
         let next = next_msec.map_or(LEASE_LOOK, |msec| Duration::from_millis(msec).min(LEASE_LOOK));
         next.max(Duration::from_millis(1))
     }

@@ -149,7 +149,9 @@ fn state(state: State, style: Style) -> Look {
         State::Running => style.color(Color::Green),
         State::Throttled => style.color(Color::Yellow),
         State::Swapping => style.color(Color::Magenta),
-        State::Freezing | State::Frozen | State::Suspending | State::Suspended => style.color(Color::Cyan),
+        State::Freezing | State::Frozen | State::Away | State::Suspending | State::Suspended => {
+            style.color(Color::Cyan)
+        }
         State::Refused | State::Lost => style.color(Color::Red).add_modifier(Modifier::BOLD),
     }
 }

@@ -137,6 +137,12 @@ families! {
     Process Gauge "process_suspended" "1 while a process is suspended" {
         "(suspended)" () number;
     }
+    Process Gauge "process_away" "1 while a process that was idle has left the GPU (gcgroup.idle)" {
+        "gcgroup.events" "away" number;
+    }
+    Process Counter "process_idle" "Times that a process left the GPU because it was idle" {
+        "memory.events" "idle" number;
+    }
     Process Counter "process_refusals" "Allocations that a limit refused: of the process, or of a group above it" {
         ("limit" "process") "memory.events" "oom" number;
         ("limit" "group") "memory.events" "group_max" number;

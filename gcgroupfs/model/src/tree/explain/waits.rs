@@ -6,10 +6,10 @@ use gcgroup_abi::Gate;
 
 use super::{Case, Line, Place, Subject};
 use crate::text::{size, word};
-use crate::tree::enforce;
 use crate::tree::process::{Process, is_closed, slots};
-use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, MEMORY_HIGH, SUSPEND, Setting};
+use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, IDLE, MEMORY_HIGH, SUSPEND, Setting};
 use crate::tree::waits::{Wait, WaitsFor};
+use crate::tree::{enforce, usage};
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
@@ -26,8 +26,13 @@ impl Case<'_> {
                 }
             },
         };
-        let suspended = self.suspended();
-        texts.into_iter().chain(suspended).map(Line::new).collect()
+        let (suspended, idle) = (self.suspended(), self.idle());
+        texts
+            .into_iter()
+            .chain(suspended)
+            .chain(idle)
+            .map(Line::new)
+            .collect()
     }
 
     /// Returns what is known of a suspension.
@@ -73,6 +78,24 @@ impl Case<'_> {
         texts
     }
 
+    /// Returns what `gcgroup.idle` has done to a process, or why it does nothing.
+    fn idle(&self) -> Option<String> {
+        let Subject::Process(process) = self.subject else {
+            return None;
+        };
+        let rule = process.idle_rule()?;
+        let files = self.settings_on(IDLE, None).join(", ");
+        if process.idle.is_away() {
+            let moved = size(usage::swapped(process, None, &self.state.devices));
+            return Some(format!(
+                "away from the GPU, idle for {} s ({files}): {moved} are on the host; its next submission brings it back",
+                rule.seconds
+            ));
+        }
+        let reason = process.cannot_leave()?;
+        Some(format!("{files} is without effect: {reason}"))
+    }
+
     fn waits_of(&self, process: &Process) -> Vec<String> {
         let mut waits = Vec::new();
         if !process.is_hook_ok() {
@@ -96,6 +119,9 @@ impl Case<'_> {
                 let mut files = self.settings_on(COMPUTE_FREEZE, device);
                 if process.suspension.freezes() {
                     files.push("a suspension".to_owned());
+                }
+                if process.idle.is_away() {
+                    files.push("gcgroup.idle".to_owned());
                 }
                 if device.is_some() || usage.nr_waiting() > 0 {
                     let drained = match process.is_frozen(device, self.state.devices.len()) {

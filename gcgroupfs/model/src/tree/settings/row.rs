@@ -7,6 +7,7 @@ use gcgroup_abi::{VISIBLE_LIMIT, VISIBLE_SWAP};
 use super::{Kind, Tighter, Value};
 use crate::error::{Error, Result};
 use crate::text::{self, parse_flag, parse_number, parse_quota, parse_seconds, parse_size, parse_visible};
+use crate::tree::idle_action::{parse_idle, show_idle};
 use crate::tree::lease_action::{lease_action, parse_lease_action};
 
 /// Row of the table of settings.
@@ -71,6 +72,7 @@ pub(in crate::tree) enum Check {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::tree) enum AfterWrite {
     ApplyHigh,
+    ApplyIdle,
     ApplyLease,
     BoundSwap,
     CountOverLimit,
@@ -150,6 +152,8 @@ impl Setting {
             Kind::Quota => Value::Quota(parse_quota(text, before.quota().period_usec)?),
             Kind::Seconds => Value::Number(parse_seconds(text)?),
             Kind::LeaseAction => Value::Number(parse_lease_action(text)?),
+            Kind::Idle if text == "max" => Value::MAX,
+            Kind::Idle => Value::Number(parse_idle(text)?),
         })
     }
 
@@ -174,6 +178,7 @@ impl Setting {
             Value::Number(rank) if self.kind == Kind::LeaseAction => {
                 text::value(lease_action(rank).map_or("unknown", |action| action.name))
             }
+            Value::Number(number) if self.kind == Kind::Idle => text::value(show_idle(number)),
             Value::Number(number) => text::value(number),
             Value::Flag(is_on) => text::flag(is_on),
             Value::Quota(quota) => text::quota(quota),

@@ -25,6 +25,7 @@ pub const SETTINGS: &[&Setting] = &[
     LEASE,
     LEASE_ACTION,
     SUSPEND,
+    IDLE,
     #[cfg(any(test, feature = "fixture"))]
     SAMPLE,
 ];
@@ -295,6 +296,26 @@ pub const SUSPEND: &Setting = &Setting {
           cannot move what the process has: managed memory (before 580), memory shared with other processes by \
           CUDA IPC (before 610), contexts of MPS; such a process in a group fails alone. Then nothing has changed. \
           Contents, addresses, counts and settings stay.",
+    ..Setting::PLAIN
+};
+
+pub const IDLE: &Setting = &Setting {
+    name: "gcgroup.idle",
+    key: "idle",
+    kind: Kind::Idle,
+    refusal: "idle processes must leave as soon or sooner",
+    after_write: Some(AfterWrite::ApplyIdle),
+    doc: "SECONDS ACTION, or max (never). After so many seconds in which the process submits nothing and none of \
+          its work runs or waits, it leaves the GPU: @IDLE_ACTIONS@. Of its own value and those of the groups above, \
+          each of which holds for every process below by itself, the one with the fewest seconds is in force. The \
+          next submission (launch, copy, set, graph launch) brings it back: it waits until the process is thawed and \
+          its memory is on the GPU again, as far as there is room; where several need more than there is, \
+          memory turns decide. So does a call that exports memory or keeps it in place. Other calls of the driver \
+          (allocations, frees, queries, creation of streams and events, waits for work that has completed) do not \
+          need the GPU: they return as usual, and the process stays away. A submission of a stream capture is only recorded, \
+          and does not bring it back either. While it is away, away in gcgroup.events is 1 and frozen as well. \
+          A value written to compute.freeze or gcgroup.suspend holds in addition; a frozen process \
+          does not leave. max brings back what has left. A new daemon brings all back and counts the time anew.",
     ..Setting::PLAIN
 };
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::quota::Quota;
 use crate::text;
+use crate::tree::idle_action::EXPECTED_IDLE;
 use crate::tree::lease_action::{EXPECTED_ACTION, lease_action};
 
 /// Value of a setting. Its JSON is a number, a flag or an object.
@@ -64,6 +65,8 @@ pub enum Kind {
     Seconds,
     /// A row of [`LEASE_ACTIONS`](crate::tree::LEASE_ACTIONS), by its rank.
     LeaseAction,
+    /// `SECONDS ACTION`, an [`IdleRule`](crate::tree::idle_action::IdleRule), or never.
+    Idle,
 }
 
 /// Values that a user other than root may set after root has set one.
@@ -103,7 +106,7 @@ impl Kind {
         match (self, value) {
             (Self::Number { most, .. }, Value::Number(number)) => number <= most,
             (Self::LeaseAction, Value::Number(rank)) => lease_action(rank).is_some(),
-            (Self::Bytes | Self::Visible | Self::Seconds, Value::Number(_))
+            (Self::Bytes | Self::Visible | Self::Seconds | Self::Idle, Value::Number(_))
             | (Self::Flag, Value::Flag(_))
             | (Self::Quota, Value::Quota(_)) => true,
             _ => false,
@@ -120,6 +123,7 @@ impl Kind {
             Self::Quota => "a quota, as \"25000 100000\", \"25%\" or \"max\"",
             Self::Seconds => text::SECONDS,
             Self::LeaseAction => EXPECTED_ACTION,
+            Self::Idle => EXPECTED_IDLE,
         }
     }
 }

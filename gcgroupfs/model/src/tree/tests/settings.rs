@@ -17,6 +17,7 @@ fn values(setting: &Setting) -> (&'static str, &'static str) {
         (Kind::Quota, _) => ("25000 50000", "max 100000"),
         (Kind::Seconds, _) => ("3600", "7200"),
         (Kind::LeaseAction, _) => ("kill", "freeze"),
+        (Kind::Idle, _) => ("30 reclaim", "max"),
         (Kind::Number { .. }, Tighter::Higher) => ("3", "2"),
         (Kind::Number { .. }, Tighter::Lower | Tighter::Any) => ("2", "3"),
     }

@@ -88,9 +88,10 @@ fn is_within(sums: &Sums, most: Counts, devices: &Devices, device: Option<usize>
             sums.nr_oom_group_kill,
             sums.nr_over_limit,
             sums.nr_reclaim,
+            sums.nr_idle,
             sums.nr_memory_turns
         ],
-        [0; 7]
+        [0; 8]
     );
 }
 
