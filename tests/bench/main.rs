@@ -16,6 +16,7 @@ mod files;
 mod greedy;
 mod groups;
 mod hierarchy;
+mod idle;
 mod instructions;
 mod report;
 mod swap;
@@ -38,7 +39,7 @@ fn main() {
     let (all, one) = cpus();
     let mut report = Report::default();
     type Subject = (&'static str, fn(&mut Report));
-    let subjects: [Subject; 14] = [
+    let subjects: [Subject; 15] = [
         ("calls", calls::run),
         ("apis", apis::run),
         ("instructions", instructions::run),
@@ -49,6 +50,7 @@ fn main() {
         ("groups", groups::run),
         ("swap", swap::run),
         ("turns", turns::run),
+        ("idle", idle::run),
         ("hierarchy", hierarchy::run),
         ("events", events::run),
         ("greedy", greedy::run),
@@ -58,11 +60,13 @@ fn main() {
         if only.is_empty() || only.iter().any(|wanted| wanted == name) {
             eprintln!("{name} ...");
             // Benchmarks of waiting threads compare nothing, and so may use all CPUs.
-            stay_on(if ["events", "greedy", "connections", "turns"].contains(&name) {
-                all
-            } else {
-                one
-            });
+            stay_on(
+                if ["events", "greedy", "connections", "turns", "idle"].contains(&name) {
+                    all
+                } else {
+                    one
+                },
+            );
             run(&mut report);
         }
     }
