@@ -131,12 +131,13 @@ impl Device {
         if task.to == Goal::Device {
             return;
         }
-        block.set_stays(match (task.is_asked, self.is_lent) {
+        let of_asked = self.asked.min(block.size);
+        // A request may have come after the move for a limit had begun.
+        block.set_stays(match (task.is_asked || of_asked != 0, self.is_lent) {
             (false, _) => Stays::No,
             (true, false) => Stays::Asked,
             (true, true) => Stays::Lent(Instant::now()),
         });
-        let of_asked = self.asked.min(block.size);
         self.asked -= of_asked;
         self.gone = self.gone.saturating_add(of_asked);
     }
