@@ -61,10 +61,6 @@ pub struct Group {
     pub(super) nr_frozen: Vec<usize>,
     /// Number of suspended processes among `nr_members`.
     pub(super) nr_suspended: usize,
-    /// Bytes last seen held by members, with the same indices.
-    held: Vec<u64>,
-    /// The part of `held` that is believed and counts in the groups above, with the same indices.
-    passed: Vec<u64>,
     /// Settings inherited from this group and all above.
     pub(super) inherited: Arc<Inherited>,
     /// Counts by device; `None` is the group as a whole.
@@ -136,8 +132,6 @@ impl Group {
             nr_ungoverned: 0,
             nr_frozen: Vec::new(),
             nr_suspended: 0,
-            held: Vec::new(),
-            passed: Vec::new(),
             inherited: Inherited::nothing(),
             counted: BTreeMap::new(),
             has_grown: false,
@@ -190,33 +184,6 @@ impl Group {
 
     pub(super) fn counted_mut(&mut self, device: Option<usize>) -> &mut Counted {
         self.counted.entry(device).or_default()
-    }
-
-    /// Replaces `before` by `now` in the bytes held by a member process or child group. `caps` bounds what is
-    /// believed. All are indexed as `held`. Returns the bytes believed before and now.
-    pub(super) fn hold(&mut self, before: &[u64], now: &[u64], caps: &[u64]) -> (Vec<u64>, Vec<u64>) {
-        let length = before.len().max(now.len()).max(self.held.len());
-        self.held.resize(length, 0);
-        for at in 0..length {
-            let of = |bytes: &[u64]| bytes.get(at).copied().unwrap_or(0);
-            let held = of(&self.held).saturating_sub(of(before)).saturating_add(of(now));
-            self.held[at] = held;
-        }
-        let passed = believed(&self.held, caps);
-        (std::mem::replace(&mut self.passed, passed.clone()), passed)
-    }
-
-    /// Returns whether the bytes last seen held by the members exceed a peak.
-    pub(super) fn seems_higher(&self) -> bool {
-        let mut places = self.passed.iter().enumerate();
-        places.any(|(at, held)| *held > self.counted(at.checked_sub(1)).peak)
-    }
-
-    /// Raises the peaks to the bytes held, right after all processes have been examined.
-    pub(super) fn note_peaks(&mut self) {
-        for at in 0..self.passed.len() {
-            self.note_peak(at.checked_sub(1), self.passed[at]);
-        }
     }
 
     /// Raises the peak to `bytes`.

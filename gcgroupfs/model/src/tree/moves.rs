@@ -33,7 +33,6 @@ impl State {
         };
         let groups = self.chain(Some(group));
         self.observe(id);
-        self.carry(id, Some(group), None);
         if !goes_on {
             self.depart(id, &groups);
         }
@@ -93,7 +92,6 @@ impl State {
         }
         self.observe(id);
         self.leave_stalls(id);
-        self.carry(id, from, to);
         self.depart(id, &left);
         self.arrive(id, &entered);
         self.count_member(id, &left, false, notices);

@@ -1,10 +1,5 @@
 //! Peaks of groups: the highest sums observed. Sums are not maintained while processes allocate, so they are
-//! known only for the moments at which they are sampled.
-//!
-//! The last sample of each process is stored and summed for each group above, so sampling one process costs
-//! no more than the depth. Such a sum mixes several moments: memory freed by one process since its sample
-//! would count together with what another has allocated. So it is only a hint, and before it counts as a peak
-//! all of the group is sampled.
+//! known only for the moments at which all processes of a group are sampled.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +16,13 @@ use crate::error::{Error, Result};
 /// A group with more members is sampled once per second, not at each doorbell of one process.
 pub(super) const MAX_LOOK: usize = 64;
 
-/// A charge that a process is about to make, after a grant.
-#[derive(Debug, Clone, Copy)]
-struct Next {
-    /// The device's slot.
-    device: usize,
-    bytes: u64,
-    /// Total that it may have charged there then, in bytes.
-    granted: u64,
+/// Bytes that are believed to be held in groups and the root (`None`), by place.
+type Believed = BTreeMap<Option<GroupId>, Vec<u64>>;
+
+/// Returns the bytes in the first place.
+fn first(all: &Believed, id: Option<GroupId>) -> u64 {
+    let held = all.get(&id).and_then(|held| held.first());
+    held.copied().unwrap_or(0)
 }
 
 impl Tree {
@@ -37,11 +31,10 @@ impl Tree {
     pub fn look_at(&self, processes: impl IntoIterator<Item = ProcessId>) {
         // In parts, so that other threads get the lock in between.
         for id in processes {
-            let mut state = self.state.lock();
-            state.see(id, None);
-            state.sample_bytes(id);
+            self.state.lock().sample_bytes(id);
         }
-        for id in self.growing() {
+        let top: Vec<GroupId> = self.state.lock().top.values().copied().collect();
+        for id in top {
             self.state.lock().look(id);
         }
         let mut state = self.state.lock();
@@ -55,110 +48,66 @@ impl Tree {
         drop(state);
         self.tell(&notices);
     }
-
-    fn growing(&self) -> Vec<GroupId> {
-        let state = self.state.lock();
-        let groups = state.groups.values().filter(|group| group.seems_higher());
-        groups.map(|group| group.id).collect()
-    }
 }
 
 impl State {
-    /// Samples a process, and all of the groups whose sum seems to exceed their peak, unless they are large.
+    /// Samples the groups of a process, except large ones.
     pub(super) fn observe(&mut self, id: ProcessId) {
-        self.see(id, None);
-        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
-        let is_due = |id: &GroupId| {
-            let group = self.groups.get(id);
-            group.is_some_and(|group| group.nr_members <= MAX_LOOK && group.seems_higher())
-        };
-        if let Some(outermost) = chain.iter().rposition(is_due) {
-            self.look_up_to(&chain, outermost);
+        if let Some(outermost) = self.small_groups_of(id).last() {
+            self.look(*outermost);
         }
     }
 
     /// Samples a process's groups, except large ones, as they will be once it has charged what it is being
     /// granted on a device.
     pub(super) fn observe_grant(&mut self, id: ProcessId, device: usize, bytes: u64) {
-        let Some(granted) = self.grants.granted(id, device) else {
+        let groups = self.small_groups_of(id);
+        let (Some(granted), Some(outermost)) = (self.grants.granted(id, device), groups.last()) else {
             return;
         };
-        let chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
-        let is_small = |id: &GroupId| {
-            let group = self.groups.get(id);
-            group.is_some_and(|group| group.nr_members <= MAX_LOOK)
-        };
-        let Some(outermost) = chain.iter().rposition(is_small) else {
-            return;
-        };
-        self.see_within(&chain, outermost);
-        self.see(
-            id,
-            Some(Next {
-                device,
-                bytes,
-                granted,
-            }),
-        );
-        self.note_peaks(&chain, outermost);
-    }
-
-    /// Samples all processes in a group.
-    fn look(&mut self, id: GroupId) {
-        self.look_up_to(&[id], 0);
-    }
-
-    /// Samples all processes in `chain[last]` for the peaks of all groups up to it; each group lies in the
-    /// next.
-    fn look_up_to(&mut self, chain: &[GroupId], last: usize) {
-        self.see_within(chain, last);
-        self.note_peaks(chain, last);
-    }
-
-    fn see_within(&mut self, chain: &[GroupId], last: usize) {
-        let Some(outermost) = chain.get(last) else { return };
-        let members: Vec<ProcessId> = self.within(*outermost).iter().map(|process| process.id).collect();
-        members.into_iter().for_each(|id| self.see(id, None));
-    }
-
-    fn note_peaks(&mut self, chain: &[GroupId], last: usize) {
-        for id in chain.iter().take(last + 1) {
-            if let Some(group) = self.groups.get_mut(id) {
-                group.note_peaks();
+        let usage = self
+            .processes
+            .get(&id)
+            .and_then(|process| process.usage().device(device));
+        let charged = usage.map_or(0, UntrustedDevice::charged);
+        let then = charged.saturating_add(bytes).min(granted);
+        let more = then.saturating_sub(charged);
+        let held = self.look(*outermost);
+        let places = self.places().enumerate();
+        let places: Vec<_> = places
+            .filter(|(_, place)| place.is_none_or(|place| place == device))
+            .collect();
+        for group in groups {
+            for (at, place) in &places {
+                let now = held.get(&Some(group)).and_then(|held| held.get(*at));
+                let then = now.copied().unwrap_or(0).saturating_add(more);
+                self.was_shown(group, *place, then.min(self.cap(Some(group), *place)));
             }
         }
     }
 
-    /// Stores a process's sample and updates its groups' sums.
-    fn see(&mut self, id: ProcessId, next: Option<Next>) {
-        let Some(process) = self.processes.get(&id) else {
-            return;
+    /// Returns the groups of a process, except large ones; the outermost last.
+    fn small_groups_of(&self, id: ProcessId) -> Vec<GroupId> {
+        let mut chain = self.chain(self.processes.get(&id).and_then(|process| process.group));
+        let is_small = |id: &GroupId| {
+            let group = self.groups.get(id);
+            group.is_some_and(|group| group.nr_members <= MAX_LOOK)
         };
-        let (group, now) = match process.group {
-            Some(group) => (Some(group), self.held_by(process, next)),
-            None => (None, Vec::new()),
-        };
-        let process = self.processes.get_mut(&id).map(|process| &mut process.observed);
-        let before = process.map(|observed| std::mem::replace(observed, now.clone()));
-        self.hold(group, before.unwrap_or_default(), now);
+        chain.retain(is_small);
+        chain
     }
 
-    /// Replaces `before` by `now` in the sums of a group and those above.
-    fn hold(&mut self, from: Option<GroupId>, before: Vec<u64>, now: Vec<u64>) {
-        let (mut at, mut before, mut now) = (from, before, now);
-        while let Some(id) = at {
-            let caps = self.caps(id);
-            let Some(group) = self.groups.get_mut(&id) else {
-                return;
-            };
-            (before, now) = group.hold(&before, &now, &caps);
-            at = group.parent;
+    /// Samples all processes in a group. Returns what is held in it and in the groups below, by place.
+    fn look(&mut self, id: GroupId) -> Believed {
+        let places: Vec<Option<usize>> = self.places().collect();
+        let held = self.held_in(Some(id), &places);
+        for (group, held) in &held {
+            let Some(group) = group else { continue };
+            for (place, bytes) in places.iter().zip(held) {
+                self.was_shown(*group, *place, *bytes);
+            }
         }
-    }
-
-    /// Returns the most that a group is believed to hold, by place.
-    fn caps(&self, id: GroupId) -> Vec<u64> {
-        self.places().map(|place| self.cap(Some(id), place)).collect()
+        held
     }
 
     /// Returns the most that a group or the root (`None`) is believed to hold in a place: what the group may
@@ -181,17 +130,7 @@ impl State {
         }
     }
 
-    /// Moves a process's last sample from one group to another.
-    pub(super) fn carry(&mut self, id: ProcessId, from: Option<GroupId>, to: Option<GroupId>) {
-        let Some(process) = self.processes.get(&id) else {
-            return;
-        };
-        let observed = process.observed.clone();
-        self.hold(from, observed.clone(), Vec::new());
-        self.hold(to, Vec::new(), observed);
-    }
-
-    /// Raises a group's peak to a value of `memory.current` that was shown to a reader.
+    /// Raises a group's peak to a value of `memory.current`, which may have been shown to a reader.
     pub(super) fn was_shown(&mut self, id: GroupId, device: Option<usize>, bytes: u64) {
         if let Some(group) = self.groups.get_mut(&id) {
             group.note_peak(device, bytes);
@@ -242,9 +181,13 @@ impl State {
             Some(_) => vec![device],
             None => self.places().collect(),
         };
+        first(&self.held_in(id, &places), id)
+    }
+
+    /// Returns what [`Self::current_in`] does, also of the groups below.
+    fn held_in(&self, id: Option<GroupId>, places: &[Option<usize>]) -> Believed {
         let of = |process: &Process, place| self.current_of(process, place);
-        let current = self.believed_in(id, &places, &|id, place| self.cap(id, place), &of);
-        current.first().copied().unwrap_or(0)
+        self.believed_in(id, places, &|id, place| self.cap(id, place), &of)
     }
 
     /// Returns the swapped bytes of a group, or of the root (`None`), as far as they are believed.
@@ -254,20 +197,19 @@ impl State {
             granted.min(self.devices.host.memory)
         };
         let of = |process: &Process, place| usage::swapped(process, place, &self.devices);
-        let swapped = self.believed_in(id, &[device], &cap, &of);
-        swapped.first().copied().unwrap_or(0)
+        first(&self.believed_in(id, &[device], &cap, &of), id)
     }
 
-    /// Returns what is believed to be held in a group or the root, by place: of what `of` returns for the
-    /// processes directly in it, and of what is believed of the groups in it, at most what it can have.
-    /// Groups without processes are not visited.
+    /// Returns what is believed to be held in a group or the root, and in each group below: of what `of`
+    /// returns for the processes directly in it, and of what is believed of the groups in it, at most what it
+    /// can have. Groups without processes are not visited.
     fn believed_in(
         &self,
         id: Option<GroupId>,
         places: &[Option<usize>],
         cap: &dyn Fn(Option<GroupId>, Option<usize>) -> u64,
         of: &dyn Fn(&Process, Option<usize>) -> u64,
-    ) -> Vec<u64> {
+    ) -> Believed {
         let add = |sums: &mut Vec<u64>, more: Vec<u64>| {
             sums.resize(more.len(), 0);
             for (sum, bytes) in sums.iter_mut().zip(more) {
@@ -283,6 +225,7 @@ impl State {
             None => self.processes.values().for_each(|process| add_process(process)),
             Some(id) => self.within(id).into_iter().for_each(add_process),
         }
+        let mut all = Believed::new();
         // A group has a higher number than the one that it is in, and the root is first.
         while let Some((group, held_here)) = held.pop_last() {
             let caps: Vec<u64> = places.iter().map(|place| cap(group, *place)).collect();
@@ -294,13 +237,14 @@ impl State {
                     .map(|(held, cap)| (*held).min(cap))
                     .collect(),
             };
+            all.insert(group, bytes.clone());
             if group == id {
-                return bytes;
+                break;
             }
             let above = group.and_then(|group| self.groups.get(&group)?.parent);
             add(held.entry(above).or_default(), bytes);
         }
-        vec![0; places.len()]
+        all
     }
 
     /// Returns a process's `memory.current`, as far as that is believed in its group.
@@ -314,25 +258,6 @@ impl State {
             charged.saturating_add(usage::overhead(process, slot, &self.devices))
         };
         usage::over_slots(device, self.devices.len(), on)
-    }
-
-    /// Returns what a process holds, by place.
-    fn held_by(&self, process: &Process, next: Option<Next>) -> Vec<u64> {
-        let mut now: Vec<u64> = self
-            .places()
-            .map(|place| self.current_of(process, place))
-            .collect();
-        if let Some(next) = next {
-            let usage = process.usage().device(next.device);
-            let charged = usage.map_or(0, UntrustedDevice::charged);
-            let then = charged.saturating_add(next.bytes).min(next.granted);
-            let more = then.saturating_sub(charged);
-            let places = now.iter_mut().enumerate();
-            for (_, bytes) in places.filter(|(at, _)| *at == 0 || *at == next.device + 1) {
-                *bytes = bytes.saturating_add(more);
-            }
-        }
-        now
     }
 }
 

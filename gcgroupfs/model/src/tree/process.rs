@@ -145,8 +145,6 @@ pub struct Process {
     pub(super) inherited: Arc<Inherited>,
     /// True if the process has been moved between groups.
     pub(super) has_moved: bool,
-    /// Bytes last seen held, indexed as in [`Events`]; empty in the root.
-    pub(super) observed: Vec<u64>,
     pub(super) written: Written,
     pub(super) hook_ok: bool,
     /// State of the process as a whole.
@@ -175,7 +173,6 @@ impl Process {
             group: None,
             inherited: Inherited::nothing(),
             has_moved: false,
-            observed: Vec::new(),
             written: Written::default(),
             hook_ok: true,
             whole: Kept::default(),
