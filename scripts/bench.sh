@@ -4,7 +4,7 @@
 set -eu
 
 usage() {
-    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|turns|hierarchy|events|greedy|connections]..."
+    echo "usage: scripts/bench.sh [calls|apis|instructions|exec|thaw|files|crowd|groups|swap|turns|idle|hierarchy|events|greedy|connections]..."
     echo "       all by default"
 }
 
