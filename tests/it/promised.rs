@@ -74,8 +74,10 @@ fn program_that_joins_above_its_limit_is_counted_and_gets_no_more() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 16 * MIB)), "ok 0");
     ruled.mount.restart();
     let pid = shell.pid();
-    wait_until("the program is governed", || ruled.mount.governs(pid));
-    assert_eq!(ruled.mount.number("all", "memory.events", "over_limit"), 1);
+    // The excess is counted a moment after the process's directory appears.
+    wait_until("the excess is counted", || {
+        ruled.mount.number("all", "memory.events", "over_limit") == 1
+    });
     let line = format!("{pid} of user 0 joins with");
     wait_until("the log names the program", || ruled.mount.log().contains(&line));
     assert_eq!(shell.ask("alloc linear 4096"), "error 2");
