@@ -1,6 +1,8 @@
 //! Tests that memory which a process has shared and freed is charged as long as a descriptor or another
 //! process holds it, and no longer.
 
+use std::fs;
+
 use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
@@ -258,4 +260,84 @@ fn room_of_memory_that_nobody_has_is_granted_at_once() {
         }
     }
     shared.wait_for("charged to none", 0, 0);
+}
+
+/// Starts a program in the group, which takes memory to which descriptors of `keeper` then lead, until it is
+/// refused, and ends. Returns the descriptors.
+fn leave_memory(shared: &mut Shared, group: &str, most: usize) -> Vec<String> {
+    let mut owner = Calls::with(&shared.mount, true, &[("GCGROUP_GROUP", group)]);
+    put_properties(&mut owner);
+    let mut descriptors = Vec::new();
+    let start = [
+        "cuInit 0",
+        "cuDeviceGet &device 0",
+        "cuDevicePrimaryCtxRetain &context $device",
+    ];
+    let is_ready = start.iter().all(|call| owner.call(call).is_ok());
+    if !is_ready {
+        return descriptors;
+    }
+    owner.ok("cuCtxSetCurrent $context");
+    while descriptors.len() < most
+        && owner
+            .call(&format!("cuMemCreate &handle {BLOCK} &properties 0"))
+            .is_ok()
+    {
+        owner.ok("cuMemExportToShareableHandle &descriptor $handle 1 0");
+        if descriptors.len() % 2 == 0 {
+            owner.ok("cuMemRelease $handle");
+        }
+        let number = owner.ask("get descriptor 0 4");
+        descriptors.push(shared.other.take_descriptor(&owner, &number).to_string());
+    }
+    descriptors
+}
+
+#[test]
+fn memory_left_by_short_lived_processes_exceeds_no_group_limit() {
+    let mut shared = Shared::new();
+    fs::create_dir(shared.mount.path().join("team")).expect("the group is made");
+    shared.mount.write("team", "memory.limit", &LIMIT.to_string());
+    fs::create_dir(shared.mount.path().join("others")).expect("the group is made");
+    for nr_others in [2, 0] {
+        let mut descriptors = leave_memory(&mut shared, "others", nr_others);
+        for _ in 0..12 {
+            descriptors.extend(leave_memory(&mut shared, "team", 2));
+            let others = nr_others as u64 * BLOCK;
+            let lost = shared.truth.used_by_all(0) - 2 * CONTEXT - others;
+            assert!(lost <= LIMIT, "{lost} bytes, and {others} of others");
+        }
+        // A context must fit beside what is left.
+        let left = (LIMIT - CONTEXT) / BLOCK;
+        assert_eq!(descriptors.len() as u64, nr_others as u64 + left);
+        let current = |group| shared.mount.number(group, "memory.current", "");
+        wait_until("each group is charged for what is left of its processes", || {
+            [current("team"), current("others")] == [left * BLOCK, nr_others as u64 * BLOCK]
+        });
+        for descriptor in descriptors {
+            shared.other.ok(&format!("close {descriptor}"));
+        }
+        let current = |group| shared.mount.number(group, "memory.current", "");
+        wait_until("the groups are charged for nothing", || {
+            [current("team"), current("others")] == [0, 0]
+        });
+    }
+    fs::remove_dir(shared.mount.path().join("others")).expect("a group without processes is removed");
+}
+
+#[test]
+fn program_gets_the_limit_after_one_that_shared_memory() {
+    let mut shared = Shared::new();
+    fs::create_dir(shared.mount.path().join("team")).expect("the group is made");
+    shared
+        .mount
+        .write("team", "memory.limit", &(CONTEXT + 4 * BLOCK).to_string());
+    for _ in 0..10 {
+        let descriptors = leave_memory(&mut shared, "team", 8);
+        // The program before has ended, and nobody holds what it had shared.
+        assert_eq!(descriptors.len(), 4);
+        for descriptor in descriptors {
+            shared.other.ok(&format!("close {descriptor}"));
+        }
+    }
 }

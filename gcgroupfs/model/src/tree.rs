@@ -59,6 +59,7 @@ mod move_notices;
 mod moves;
 mod notice;
 mod origin;
+mod orphaned;
 mod peaks;
 mod places;
 mod pressure;
@@ -137,6 +138,7 @@ pub use made::Job;
 pub use move_notices::MOST_GRACE;
 pub use notice::{Listener, Notice};
 pub use origin::{Origin, Origins};
+pub use orphaned::EndedOwner;
 pub use pressure::Sight;
 pub use process::{Evidence, Process};
 pub use quota_changes::Remainder;
@@ -198,6 +200,7 @@ pub struct State {
     /// Ends of the leases that have not expired, in milliseconds since boot.
     leases: BTreeMap<GroupId, u64>,
     contexts: context_sizes::Contexts,
+    orphaned: orphaned::Orphaned,
     configured: saved::Configured,
     /// By device.
     device_samples: Vec<DeviceSample>,
@@ -262,6 +265,7 @@ impl Tree {
             retained: retained::RetainedGroups::default(),
             leases: BTreeMap::new(),
             contexts: context_sizes::Contexts::default(),
+            orphaned: orphaned::Orphaned::default(),
             configured: saved::Configured::new(),
             device_samples: Vec::new(),
             critical_xids: BTreeMap::new(),

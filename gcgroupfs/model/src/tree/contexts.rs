@@ -110,8 +110,8 @@ fn is_recent(seen: &mut (u32, Duration), number: u32, now: Duration) -> bool {
 }
 
 impl State {
-    /// Returns whether the refusal of a request, by its device and number, is to wait until contexts in the
-    /// group are measured, whose estimates may be too high.
+    /// Returns whether the refusal of a request, by its device and number, is to wait until what the group is
+    /// charged too much, perhaps, is measured: contexts, and what ended processes have shared.
     pub(super) fn is_estimate_awaited(
         &mut self,
         id: ProcessId,
@@ -127,7 +127,8 @@ impl State {
             };
             is_recent(&mut seen, request, now)
         };
-        if !self.within(group).into_iter().any(awaits) {
+        let is_in_group = |id: GroupId| self.chain(Some(id)).contains(&group);
+        if !self.within(group).into_iter().any(awaits) && !self.orphaned.unmeasured().any(is_in_group) {
             return false;
         }
         let process = self.processes.get_mut(&id);

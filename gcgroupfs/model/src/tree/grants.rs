@@ -26,7 +26,7 @@ use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE};
 
 pub(super) use self::high::Above;
 use self::member::Member;
-use self::node::{Node, Recharge};
+use self::node::{Charge, Node, Recharge};
 pub(super) use self::resource::Resource;
 use super::{Devices, GroupId, ProcessId};
 
@@ -173,6 +173,20 @@ impl Grants {
             self.settle(group);
             self.publish(group);
         }
+    }
+
+    /// Replaces what a group itself is charged on the device of a slot beside its processes, in bytes.
+    pub(super) fn charge_group(&mut self, id: GroupId, device: usize, before: u64, now: u64) {
+        let Ok(Some(at)) = self.position(Some(device)) else {
+            return;
+        };
+        let of = |bytes: u64| Charge {
+            all: bytes.into(),
+            sure: bytes.into(),
+        };
+        self.charge(Some(id), at, Recharge::of(of(before), of(now)));
+        self.settle(Some(id));
+        self.publish(Some(id));
     }
 
     /// Trusts what the process claims to hold until NVML answers.

@@ -276,6 +276,7 @@ impl State {
             });
         }
         self.leave_stalls_of_group(id);
+        self.pass_orphaned(id);
         let group = self.groups.remove(&id).ok_or(Error::NotFound)?;
         self.note_quotas(id.0);
         self.leases.remove(&id);

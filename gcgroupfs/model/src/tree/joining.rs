@@ -175,6 +175,7 @@ impl State {
                 }
             }
         }
+        self.keep_shared(id);
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

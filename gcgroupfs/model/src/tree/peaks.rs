@@ -25,6 +25,9 @@ fn first(all: &Believed, id: Option<GroupId>) -> u64 {
     held.copied().unwrap_or(0)
 }
 
+/// Returns bytes of a process in a place.
+type Bytes<'a> = &'a dyn Fn(&Process, Option<usize>) -> u64;
+
 impl Tree {
     /// Samples these processes for the peaks of their groups and for their use of memory over time, and has
     /// grown peaks recorded. A peak between two samples is missed, so call it periodically.
@@ -187,7 +190,8 @@ impl State {
     /// Returns what [`Self::current_in`] does, also of the groups below.
     fn held_in(&self, id: Option<GroupId>, places: &[Option<usize>]) -> Believed {
         let of = |process: &Process, place| self.current_of(process, place);
-        self.believed_in(id, places, &|id, place| self.cap(id, place), &of)
+        let orphaned = self.orphaned.charges(places);
+        self.believed_in(id, places, &|id, place| self.cap(id, place), (&of, orphaned))
     }
 
     /// Returns the swapped bytes of a group, or of the root (`None`), as far as they are believed.
@@ -197,18 +201,19 @@ impl State {
             granted.min(self.devices.host.memory)
         };
         let of = |process: &Process, place| usage::swapped(process, place, &self.devices);
-        first(&self.believed_in(id, &[device], &cap, &of), id)
+        first(&self.believed_in(id, &[device], &cap, (&of, Vec::new())), id)
     }
 
     /// Returns what is believed to be held in a group or the root, and in each group below: of what `of`
-    /// returns for the processes directly in it, and of what is believed of the groups in it, at most what it
-    /// can have. Groups without processes are not visited.
+    /// returns for the processes directly in it, of what `of_groups` says of groups beside their processes,
+    /// and of what is believed of the groups in it, at most what it can have. Groups without any of these are
+    /// not visited.
     fn believed_in(
         &self,
         id: Option<GroupId>,
         places: &[Option<usize>],
         cap: &dyn Fn(Option<GroupId>, Option<usize>) -> u64,
-        of: &dyn Fn(&Process, Option<usize>) -> u64,
+        (of, of_groups): (Bytes<'_>, Vec<(GroupId, Vec<u64>)>),
     ) -> Believed {
         let add = |sums: &mut Vec<u64>, more: Vec<u64>| {
             sums.resize(more.len(), 0);
@@ -224,6 +229,11 @@ impl State {
         match id {
             None => self.processes.values().for_each(|process| add_process(process)),
             Some(id) => self.within(id).into_iter().for_each(add_process),
+        }
+        for (group, bytes) in of_groups {
+            if id.is_none_or(|id| self.chain(Some(group)).contains(&id)) {
+                add(held.entry(Some(group)).or_default(), bytes);
+            }
         }
         let mut all = Believed::new();
         // A group has a higher number than the one that it is in, and the root is first.

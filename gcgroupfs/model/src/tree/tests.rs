@@ -12,6 +12,7 @@ mod host_claims;
 mod idle;
 mod lasting;
 mod leases;
+mod orphaned;
 mod peaks;
 mod requests;
 mod retained;

@@ -64,7 +64,10 @@ impl Tree {
     /// Removes all empty transient groups except `but`.
     pub fn reap_transient(&self, but: Option<GroupId>) {
         self.update(|state, notices| {
-            let transient = state.groups.values().filter(|group| group.is_transient);
+            let transient = state
+                .groups
+                .values()
+                .filter(|group| group.is_transient && !state.orphaned.is_any_in(group.id));
             let mut transient: Vec<GroupId> = transient.map(|group| group.id).collect();
             // A group's number is higher than its parent's, so children come first.
             transient.sort_unstable_by(|one, other| other.cmp(one));
@@ -123,7 +126,8 @@ impl State {
         let mut at = from;
         while let Some(group) = at.and_then(|id| self.groups.get(&id)) {
             let (id, parent) = (group.id, group.parent);
-            if !group.is_transient || self.retire_group(id, notices).is_err() {
+            let stays = !group.is_transient || self.orphaned.is_any_in(id);
+            if stays || self.retire_group(id, notices).is_err() {
                 break;
             }
             at = parent;

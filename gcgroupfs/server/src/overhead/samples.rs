@@ -14,7 +14,7 @@ use super::unowned::Unowned;
 use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
 use gcgroup_abi::OTHER_DEVICE;
-use gcgroupfs_model::tree::{Blocks, Evidence, Ledger, OnUnmanaged, ProcessId, Tree};
+use gcgroupfs_model::tree::{Blocks, EndedOwner, Evidence, Ledger, OnUnmanaged, ProcessId, Tree};
 
 /// A governed process: its number, its pid and its shared blocks.
 pub(super) type Governed = (ProcessId, u32, Arc<dyn Blocks>);
@@ -87,17 +87,18 @@ impl Samples {
     /// until the next sample.
     pub(super) fn take(&mut self, tree: &Tree, source: &impl Source) -> Duration {
         let (processes, asked) = (tree.ledgers(), tree.nr_audits_asked());
-        self.retain(&processes.iter().map(|(id, ..)| *id).collect());
+        // After the processes: one that ends in between is in both.
+        let ended = tree.ended_owners();
+        self.retain(&processes.iter().map(|(id, ..)| *id).collect(), &ended);
+        let is_idle = processes.is_empty() && !tree.has_orphaned();
         let age = self.looked.map(|when| when.elapsed());
-        if let Some(age) =
-            age.filter(|age| processes.is_empty() && asked == self.asked && *age < AUDIT_PERIOD)
-        {
+        if let Some(age) = age.filter(|age| is_idle && asked == self.asked && *age < AUDIT_PERIOD) {
             return AUDIT_PERIOD - age;
         }
         self.looked = Some(Instant::now());
         let can_tell = self.audit.can_tell();
         for device in 0..tree.nr_devices() {
-            self.take_device(Look { tree, device }, source, &processes, can_tell);
+            self.take_device(Look { tree, device }, source, (&processes, &ended), can_tell);
         }
         self.known.extend(processes.iter().map(|(id, ..)| *id));
         tree.look_at(processes.iter().map(|(id, ..)| *id));
@@ -119,15 +120,11 @@ impl Samples {
         }
         tree.set_unmanaged(found, asked);
         self.asked = asked;
-        if processes.is_empty() {
-            AUDIT_PERIOD
-        } else {
-            PERIOD
-        }
+        if is_idle { AUDIT_PERIOD } else { PERIOD }
     }
 
     /// Drops what is remembered of processes that have gone.
-    fn retain(&mut self, there: &HashSet<ProcessId>) {
+    fn retain(&mut self, there: &HashSet<ProcessId>, ended: &[EndedOwner]) {
         self.last.retain(|(id, _), _| there.contains(id));
         self.answered.retain(|(id, _), _| there.contains(id));
         self.known.retain(|id| there.contains(id));
@@ -135,21 +132,31 @@ impl Samples {
         self.estimated.retain(|(id, _)| there.contains(id));
         self.uses.retain(|id| there.contains(&id));
         self.unconfirmed.retain(there);
-        self.unowned.retain(|id| there.contains(id));
+        let has_ended = |id: &ProcessId| ended.iter().any(|owner| owner.id == *id);
+        self.unowned.retain(|id| there.contains(id) || has_ended(id));
     }
 
     /// Compares a device with the processes that have to do with it.
-    fn take_device(&mut self, look: Look<'_>, source: &impl Source, all: &[Governed], can_tell: bool) {
+    fn take_device(
+        &mut self,
+        look: Look<'_>,
+        source: &impl Source,
+        (all, ended): (&[Governed], &[EndedOwner]),
+        can_tell: bool,
+    ) {
         let Look { tree, device } = look;
         let read = |process: &&Governed| Before::of(look, process);
         let (mut processes, others): (Vec<&Governed>, Vec<&Governed>) =
             all.iter().partition(|process| self.is_involved(look, process));
         let mut before: Vec<Before> = processes.iter().map(read).collect();
         let note = |(id, _, blocks): &Governed| self.unowned.note(*id, blocks.as_ref(), device);
-        let is_shared = all.iter().map(note).fold(false, |any, one| any | one);
+        let is_shared = all
+            .iter()
+            .map(note)
+            .fold(tree.has_orphaned(), |any, one| any | one);
         let held = self.unowned.held(source, device, is_shared);
         // These have claimed nothing yet, or hide what they use.
-        let is_listed = |pid| held.as_ref().is_some_and(|held| held.contains_key(pid));
+        let is_listed = |pid: &u32| held.as_ref().is_some_and(|held| held.contains_key(pid));
         let listed = others.into_iter().filter(|(_, pid, _)| is_listed(pid));
         processes.extend(listed);
         let late = processes[before.len()..].iter().map(read);
@@ -191,11 +198,14 @@ impl Samples {
             }
             self.note_involved(look, process, is_listed(pid));
         }
+        let running = all.iter().map(|(id, pid, _)| (*id, *pid));
+        self.unowned
+            .settle(tree, (device, is_shared), ended, (running, is_listed));
         let Some(held) = held else {
             return;
         };
         // Governed processes need not be listed.
-        if all.is_empty() && held.is_empty() {
+        if all.is_empty() && held.is_empty() && !is_shared {
             self.idle.note(device, source.used(device));
         }
         tree.show_held(device, &shown);

@@ -3,12 +3,13 @@
 //!
 //! No driver call tells what it takes or which process holds it. The bytes in use on a device beyond those
 //! of its processes are charged to each process that may hold them, up to what it may hold: what it has
-//! opened, and what it has shared and then freed.
+//! opened, and what it has shared and then freed. Of a process that has ended, at most what these bytes have
+//! grown by since the device last listed it may be left, beside what was charged to it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Held, Source};
-use gcgroupfs_model::tree::{Blocks, ProcessId};
+use gcgroupfs_model::tree::{Blocks, EndedOwner, ProcessId, Tree};
 
 #[derive(Debug, Default)]
 pub(super) struct Unowned {
@@ -17,6 +18,10 @@ pub(super) struct Unowned {
     idle: HashMap<usize, (u64, u64)>,
     /// Bytes that no process owned at the last look, if nothing changed meanwhile.
     bytes: HashMap<usize, u64>,
+    /// Bytes that no process owned when [`settle`](Self::settle) last knew them.
+    last: HashMap<usize, u64>,
+    /// Devices that do not tell what processes hold.
+    silent: HashSet<usize>,
     claims: HashMap<(ProcessId, usize), Claim>,
 }
 
@@ -29,13 +34,19 @@ struct Claim {
     most: u64,
     /// The bytes charged for this process.
     charged: u64,
+    /// Bytes that no process owned when the device last listed the process, or before it was known.
+    others: u64,
 }
 
 impl Unowned {
     /// Notes what a process may hold. Returns whether it may hold anything.
     pub(super) fn note(&mut self, id: ProcessId, blocks: &dyn Blocks, device: usize) -> bool {
         let (freed, opened) = blocks.usage().shared(device);
-        let claim = self.claims.entry((id, device)).or_default();
+        let others = self.last.get(&device).copied().unwrap_or(0);
+        let claim = self.claims.entry((id, device)).or_insert_with(|| Claim {
+            others,
+            ..Claim::default()
+        });
         claim.most = claim.most.saturating_add(freed.saturating_sub(claim.freed));
         claim.freed = freed;
         claim.most != 0 || opened != 0
@@ -50,7 +61,12 @@ impl Unowned {
         let of_processes = held
             .as_ref()
             .and_then(|held| held.values().copied().sum::<Option<u64>>());
-        if let Some((used, known)) = before.zip(of_processes)
+        let told = before.zip(of_processes);
+        match told {
+            Some(_) => self.silent.remove(&device),
+            None => self.silent.insert(device),
+        };
+        if let Some((used, known)) = told
             && source.used(device) == before
         {
             let beyond = used.saturating_sub(known);
@@ -90,6 +106,49 @@ impl Unowned {
             claim.most = claim.most.min(share);
             claim.charged = share;
         }
+    }
+
+    /// Has groups charged for what is left of processes that had `ended` before the last look at a device,
+    /// where memory `is_shared` or not. The device lists a process until its end is complete: its charge
+    /// stays until then, and all charges stay if the look had no result.
+    pub(super) fn settle(
+        &mut self,
+        tree: &Tree,
+        (device, is_shared): (usize, bool),
+        ended: &[EndedOwner],
+        (running, is_listed): (impl Iterator<Item = (ProcessId, u32)>, impl Fn(&u32) -> bool),
+    ) {
+        let unowned = match self.bytes.get(&device) {
+            Some(bytes) => *bytes,
+            None if !is_shared || self.silent.contains(&device) => 0,
+            None => return,
+        };
+        let last = self.last.insert(device, unowned).unwrap_or(0);
+        for (id, _) in running.filter(|(_, pid)| is_listed(pid)) {
+            if let Some(claim) = self.claims.get_mut(&(id, device)) {
+                claim.others = unowned;
+            }
+        }
+        if !is_shared {
+            return;
+        }
+        let share = |owner: &EndedOwner| {
+            let claim = self.claims.get(&(owner.id, device));
+            let (charged, others) = claim.map_or((0, last), |claim| (claim.charged, claim.others));
+            let more = unowned.saturating_sub(others);
+            (owner.id, owner.bytes.min(charged.saturating_add(more)))
+        };
+        let ended = ended
+            .iter()
+            .filter(|owner| owner.device == device && !is_listed(&owner.pid));
+        let shares: Vec<_> = ended.map(share).collect();
+        let is_ended = |id: &ProcessId| shares.iter().any(|(ended, _)| ended == id);
+        let running = self
+            .claims
+            .iter()
+            .filter(|((id, on), _)| *on == device && !is_ended(id));
+        let running: Vec<_> = running.map(|((id, _), claim)| (*id, claim.charged)).collect();
+        tree.set_orphaned(device, unowned, &shares, &running);
     }
 
     /// Drops what is known of processes that have gone.
