@@ -65,7 +65,7 @@ pub enum Kind {
     Seconds,
     /// A row of [`LEASE_ACTIONS`](crate::tree::LEASE_ACTIONS), by its rank.
     LeaseAction,
-    /// `SECONDS ACTION`, an [`IdleRule`](crate::tree::idle_action::IdleRule), or never.
+    /// `SECONDS ACTION` of `gcgroup.idle`, or never.
     Idle,
 }
 
