@@ -212,20 +212,6 @@ fn delegated_group_may_be_divided_by_its_owner() {
     may_not(&mount, BOB, "rmdir team/a", DENIED);
     may_not(&mount, BOB, "ls team/b", DENIED);
     may_not(&mount, BOB, "echo 1 > team/a/memory.limit", DENIED);
-    may(&mount, ALICE, "echo some 1000 2000000 > team/a/compute.pressure");
-    // As in the kernel without CAP_SYS_RESOURCE.
-    may_not(
-        &mount,
-        ALICE,
-        "echo some 1000 1000000 > team/a/compute.pressure",
-        "Invalid argument",
-    );
-    may_not(
-        &mount,
-        BOB,
-        "echo some 1000 2000000 > team/a/compute.pressure",
-        DENIED,
-    );
     may_not(&mount, BOB, "chown 1001 team/a", NOT_PERMITTED);
     may_not(&mount, ALICE, "chown 1001 team/a", NOT_PERMITTED);
     may_not(&mount, ALICE, "rmdir team", DENIED);
