@@ -111,7 +111,7 @@ use crate::user_counts::UserCounts;
 pub use crate::arbiter::MAX_PRIORITY;
 pub use crate::quota::Quota;
 pub use activity::{Activity, DeviceActivity};
-pub use arbitration::{Arbitration, Opened};
+pub use arbitration::{Arbitration, Opened, Remainder};
 pub use change::Change;
 pub use contexts::{Awaited, Measured};
 pub use counter_records::add_to_ancestors;
@@ -141,7 +141,6 @@ pub use origin::{Origin, Origins};
 pub use orphaned::EndedOwner;
 pub use pressure::Sight;
 pub use process::{Evidence, Process};
-pub use quota_changes::Remainder;
 pub use records::Subject;
 pub use saved::Saved;
 pub use settings::*;
@@ -216,7 +215,7 @@ pub struct State {
     /// Numbers of the processes and groups whose quotas the arbiter has yet to read.
     quota_changes: BTreeSet<u64>,
     /// GPU time of processes that have left since the last tick, to be charged to their groups.
-    remainders: Vec<quota_changes::Remainder>,
+    remainders: Vec<Remainder>,
     /// Groups whose last process has ended since then.
     quota_ends: BTreeSet<GroupId>,
     /// Process that owns the directory of each pid.

@@ -8,7 +8,6 @@ use gcgroup_abi::{ControlDevice, Gate};
 use super::enforce::GateOrder;
 use super::memory_holders::holding;
 use super::process::{Measured, is_closed};
-use super::quota_changes::Remainder;
 use super::usage::charged_nsec;
 use super::{Blocks, Evidence, GroupId, Notice, Process, ProcessId, State, Tree, enforce};
 use crate::arbiter::{Place, Policy, Seen};
@@ -207,6 +206,15 @@ impl Arbitration<'_> {
             .and_then(|process| process.usage().device(device));
         usage.is_some_and(|usage| usage.has_begun(seen.nr_waiting))
     }
+}
+
+/// GPU time of a process that has left, since the last tick.
+#[derive(Debug)]
+pub struct Remainder {
+    pub device: usize,
+    pub nsec: u64,
+    /// Numbers of the groups that the process was in, the innermost first.
+    pub entities: Vec<u64>,
 }
 
 /// Longest time since the last tick that is charged to a process that leaves, nanoseconds. There are ticks at

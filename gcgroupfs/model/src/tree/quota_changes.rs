@@ -2,16 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Arbitration, GroupId, ProcessId, Quota, State};
-
-/// GPU time of a process that has left, since the last tick.
-#[derive(Debug)]
-pub struct Remainder {
-    pub device: usize,
-    pub nsec: u64,
-    /// Numbers of the groups that the process was in, the innermost first.
-    pub entities: Vec<u64>,
-}
+use super::{Arbitration, GroupId, ProcessId, Quota, Remainder, State};
 
 impl State {
     /// Notes that the quotas of the process or group of that number may have changed.
