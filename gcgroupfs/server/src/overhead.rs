@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use self::device_search::DeviceSearch;
 use self::samples::Samples;
-use gcgroupfs_model::tree::{Device, DeviceSample, Listener, Notice, Sight, Tree};
+use gcgroupfs_model::tree::{Blocks, Device, DeviceSample, Listener, Notice, ProcessId, Sight, Tree};
 
 /// Time between samples of all processes, while there are any.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -41,6 +41,9 @@ const CONTEXT_PAUSE: Duration = Duration::from_millis(5);
 
 /// Bytes by pid (as the daemon sees pids) on one device; `None` for a process whose bytes are not known.
 type Held = HashMap<u32, Option<u64>>;
+
+/// A governed process: its number, its pid and its shared blocks.
+type Governed = (ProcessId, u32, Arc<dyn Blocks>);
 
 /// An observer of the devices: NVML.
 pub(crate) trait Source: Send {

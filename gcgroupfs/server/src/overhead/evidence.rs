@@ -20,8 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::Source;
-use super::samples::Governed;
+use super::{Governed, Source};
 use gcgroupfs_model::tree::{Blocks, Evidence, ProcessId, Tree};
 
 /// Least time between two comparisons of counts.

@@ -3,7 +3,6 @@
 mod contexts;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -11,13 +10,10 @@ use super::estimate::{Idle, Shown};
 use super::evidence::{Driver, UseClaim, UseRecords};
 use super::memory_claims::{MemoryClaim, Unconfirmed};
 use super::unowned::Unowned;
-use super::{AUDIT_PERIOD, Held, PAUSE, PERIOD, Source};
+use super::{AUDIT_PERIOD, Governed, Held, PAUSE, PERIOD, Source};
 use crate::audit::Audit;
 use gcgroup_abi::OTHER_DEVICE;
 use gcgroupfs_model::tree::{Blocks, EndedOwner, Evidence, Ledger, OnUnmanaged, ProcessId, Tree};
-
-/// A governed process: its number, its pid and its shared blocks.
-pub(super) type Governed = (ProcessId, u32, Arc<dyn Blocks>);
 
 #[derive(Debug, Default)]
 pub(super) struct Samples {
