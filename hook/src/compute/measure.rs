@@ -177,7 +177,7 @@ impl Measure {
                 return Phase::Busy(Looks::begin(usage.busy_since.load(Relaxed), now));
             }
             Phase::Off => {
-                compute.account(index, Progress::Some, 0);
+                compute.account(index, Progress::Unseen, 0);
                 arm(compute, index);
                 if slots.nr_entered(compute.session, index) == 0 {
                     return Phase::Armed(None);
@@ -195,7 +195,7 @@ impl Measure {
         let passed = now.saturating_sub(std::mem::replace(&mut looks.last, now));
         let Some(mut round) = round else {
             looks.last_busy = now;
-            compute.account(index, Progress::Some, passed);
+            compute.account(index, Progress::Unseen, passed);
             arm_for_samples(compute, index, now);
             looks.schedule(now, &mut self.pace);
             return Phase::Busy(looks);

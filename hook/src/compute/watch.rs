@@ -145,7 +145,7 @@ impl Device {
                     // The next submission finds work already begun, and so does not ring.
                     ring_if_wanted(compute.session, index);
                 }
-                compute.account(index, Progress::Some, 0);
+                compute.account(index, Progress::Unseen, 0);
                 self.round = Some(round);
             }
         }

@@ -28,7 +28,9 @@ pub(in crate::compute) struct Seen {
 pub(in crate::compute) enum Progress {
     /// Work that was submitted before the last look has not ended yet.
     None,
-    /// Some has ended.
+    /// Not seen: no markers had been set.
+    Unseen,
+    /// Some has ended: markers have passed.
     Some,
     /// All submissions that are charged here have ended.
     Idle,
@@ -110,8 +112,8 @@ impl Estimate {
             }
             Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
             Progress::None => {}
-            Progress::Some if is_priced => self.ended = self.ended.max(before),
-            Progress::Some => self.ended = self.ended.max(before) + passed,
+            Progress::Unseen | Progress::Some if is_priced => self.ended = self.ended.max(before),
+            Progress::Unseen | Progress::Some => self.ended = self.ended.max(before) + passed,
             Progress::Idle if is_priced => {
                 self.all = self.all.max(self.ended);
                 (self.ended, self.entered) = (self.all, seen.entered);
@@ -128,7 +130,7 @@ impl Estimate {
             }
         }
         // Markers that were set since counting began have passed.
-        self.has_earlier &= begins || seen.progress == Progress::None;
+        self.has_earlier &= begins || matches!(seen.progress, Progress::None | Progress::Unseen);
         if seen.progress == Progress::Idle {
             self.unsampled = Default::default();
         }
@@ -200,6 +202,19 @@ mod tests {
             1000,
             "3000 in place of the new mean"
         );
+    }
+
+    #[test]
+    fn earlier_work_counts_until_markers_have_passed() {
+        for unseen in [0, 1, 3] {
+            let (mut estimate, costs) = (Estimate::default(), Costs::default());
+            for _ in 0..=unseen {
+                assert_eq!(estimate.advance(&seen(50, 0, Progress::Unseen), &costs), 0);
+            }
+            assert_eq!(estimate.advance(&seen(50, 700, Progress::None), &costs), 700);
+            assert_eq!(estimate.advance(&seen(50, 300, Progress::None), &costs), 300);
+            assert_eq!(estimate.advance(&seen(50, 100, Progress::Idle), &costs), 0);
+        }
     }
 
     #[test]
