@@ -3,8 +3,8 @@
 //!
 //! No driver call tells what it takes or which process holds it. The bytes in use on a device beyond those
 //! of its processes are charged to each process that may hold them, up to what it may hold: what it has
-//! opened, and what it has shared and then freed. Of a process that has ended, at most what these bytes have
-//! grown by since the device last listed it may be left, beside what was charged to it.
+//! opened, and what it has shared and then freed. Of a process that has ended, at most what it may have left
+//! before, and what these bytes have grown by since the device last listed it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -34,7 +34,8 @@ struct Claim {
     most: u64,
     /// The bytes charged for this process.
     charged: u64,
-    /// Bytes that no process owned when the device last listed the process, or before it was known.
+    /// Bytes that no process owned when the device last listed the process, or before it was known, less
+    /// those that it may have left itself.
     others: u64,
 }
 
@@ -126,7 +127,7 @@ impl Unowned {
         let last = self.last.insert(device, unowned).unwrap_or(0);
         for (id, _) in running.filter(|(_, pid)| is_listed(pid)) {
             if let Some(claim) = self.claims.get_mut(&(id, device)) {
-                claim.others = unowned;
+                claim.others = unowned.saturating_sub(claim.most);
             }
         }
         if !is_shared {
@@ -134,9 +135,8 @@ impl Unowned {
         }
         let share = |owner: &EndedOwner| {
             let claim = self.claims.get(&(owner.id, device));
-            let (charged, others) = claim.map_or((0, last), |claim| (claim.charged, claim.others));
-            let more = unowned.saturating_sub(others);
-            (owner.id, owner.bytes.min(charged.saturating_add(more)))
+            let others = claim.map_or(last, |claim| claim.others);
+            (owner.id, owner.bytes.min(unowned.saturating_sub(others)))
         };
         let ended = ended
             .iter()
