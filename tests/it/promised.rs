@@ -74,6 +74,7 @@ fn program_that_joins_above_its_limit_is_counted_and_gets_no_more() {
     assert_eq!(shell.ask(&format!("alloc linear {}", 16 * MIB)), "ok 0");
     ruled.mount.restart();
     let pid = shell.pid();
+    wait_until("the program is governed", || ruled.mount.governs(pid));
     // The excess is counted a moment after the process's directory appears.
     wait_until("the excess is counted", || {
         ruled.mount.number("all", "memory.events", "over_limit") == 1
