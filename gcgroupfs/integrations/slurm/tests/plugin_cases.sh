@@ -310,8 +310,13 @@ test_failed_node_leaves_nothing_behind() {
     scontrol update NodeName=n1 State=DOWN Reason=test
     until_true no_job_runs
     until_true node_has_no_group
-    scontrol update NodeName=n1 State=RESUME
+    until_true resume_node n1
     start_slurmd n1
+}
+
+# resume_node NODE: returns a node to service, unless the controller has done so: that is no valid transition.
+resume_node() {
+    scontrol update NodeName="$1" State=RESUME 2> /dev/null || ! sinfo -h -N -n "$1" -o %T | grep -qE 'down|drain'
 }
 
 node_has_no_group() {

@@ -246,7 +246,7 @@ test_scripts_remove_what_a_failed_node_has_left() {
     scontrol update NodeName=n3 State=DOWN Reason=test
     until_true no_job_runs
     check "limit after the failure" "$(show "slurm/job_$job/memory.limit")" $((256 * MIB))
-    scontrol update NodeName=n3 State=RESUME
+    until_true resume_node n3
     start_slurmd n3
     as_user srun -w n3 --gres=shard:1 true
     until_true is_gone "slurm/job_$job/memory.limit"
