@@ -224,18 +224,14 @@ fn nested_groups_have_turns_as_groups() {
         jobs.each_ref()
             .map(|job| (truth.usage_usec(job.pid(), 0), job.nr_turns(&mount)))
     };
-    let mut before = had();
+    let before = had();
     wait_until("the shares are as expected", || {
         let now = had();
-        if now
-            .iter()
-            .zip(&before)
-            .any(|((_, now), (_, before))| *now < before + 3)
-        {
+        let is_early = |((_, now), (_, before)): (&(u64, u64), &(u64, u64))| *now < before + 3;
+        if now.iter().zip(&before).any(is_early) {
             return false;
         }
         let used = [0, 1, 2].map(|at| now[at].0 - before[at].0);
-        before = now;
         let all = used.iter().sum::<u64>().max(1);
         let percent = used.map(|used| 100 * used / all);
         percent
