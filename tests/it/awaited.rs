@@ -1,4 +1,5 @@
-//! Tests who is waited for: `gcgroup.waits`, and what `explain` and `ls` show of it.
+//! Tests `gcgroup.waits`, which names the processes that are waited for, and what `explain` and `ls` show of
+//! it.
 
 use std::collections::BTreeMap;
 

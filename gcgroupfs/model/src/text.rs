@@ -117,6 +117,12 @@ pub fn command_line(raw: &[u8]) -> Box<str> {
     text.into()
 }
 
+/// Returns names with their descriptions as alternatives, for the manual.
+pub(crate) fn described(all: impl Iterator<Item = (&'static str, &'static str)>) -> String {
+    let texts: Vec<String> = all.map(|(name, doc)| format!("{name} ({doc})")).collect();
+    texts.join(" or ")
+}
+
 /// A process's short name, which the process may choose freely. Displayed as one [`word`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -72,7 +72,7 @@ pub(super) fn explain(socket: &Socket, arguments: &Arguments) -> anyhow::Result<
 /// Returns the text of the daemon's answer.
 ///
 /// # Errors
-/// It is not an explanation.
+/// The answer is not an explanation.
 pub(super) fn shown(answer: &str) -> anyhow::Result<String> {
     let explanation = serde_json::from_str(answer);
     Ok(text(&explanation.context("the daemon's answer is invalid")?))

@@ -180,7 +180,8 @@ fn wait(job: &Job, end: Option<Instant>) -> bool {
     }
 }
 
-/// Lets the daemon kill the governed processes, so that it knows who has; errors are those of the signals.
+/// Has the daemon kill the governed processes, so that their records name the caller. Errors show when the
+/// signals are sent.
 fn kill_by_daemon(socket: &Path, job: &Job) {
     let Ok(mut client) = Client::connect_with(socket, PATIENCE) else {
         return;

@@ -1,7 +1,7 @@
 //! The table of what is done to idle processes, and the format of `gcgroup.idle`.
 
 use crate::error::{Error, Result};
-use crate::text::parse_number;
+use crate::text::{described, parse_number};
 
 /// Row of the table of actions.
 #[derive(Debug)]
@@ -78,11 +78,7 @@ pub(super) fn show_idle(number: u64) -> String {
 
 /// Returns the names of all actions with what they do, for the manual.
 pub fn described_idle_actions() -> String {
-    let texts = IDLE_ACTIONS.iter();
-    let texts: Vec<String> = texts
-        .map(|action| format!("{} ({})", action.name, action.doc))
-        .collect();
-    texts.join(" or ")
+    described(IDLE_ACTIONS.iter().map(|action| (action.name, action.doc)))
 }
 
 #[cfg(test)]

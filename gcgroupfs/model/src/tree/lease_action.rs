@@ -1,6 +1,7 @@
 //! The table of what happens when a group's lease has expired.
 
 use crate::error::{Error, Result};
+use crate::text::described;
 
 /// Row of the table of actions.
 #[derive(Debug)]
@@ -68,11 +69,7 @@ pub(super) fn parse_lease_action(text: &str) -> Result<u64> {
 
 /// Returns the names of all actions with what they do, for the manual.
 pub fn described_lease_actions() -> String {
-    let texts = LEASE_ACTIONS.iter();
-    let texts: Vec<String> = texts
-        .map(|action| format!("{} ({})", action.name, action.doc))
-        .collect();
-    texts.join(" or ")
+    described(LEASE_ACTIONS.iter().map(|action| (action.name, action.doc)))
 }
 
 #[cfg(test)]
