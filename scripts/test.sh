@@ -108,7 +108,12 @@ while IFS='|' read -r usual limit needs command <&3; do
         status=$?
         wait "$tee"
     fi
-    [ "$status" = 0 ] || { printf '\n=== the end of%s\n' "$command"; tail -n 60 "$output/step"; } >> "$output/ends"
+    # A test's reason can be far from the end of the output.
+    [ "$status" = 0 ] || {
+        printf '\n=== panics and the end of%s\n' "$command"
+        grep -A 4 ' panicked at ' "$output/step" | tail -n 60
+        tail -n 60 "$output/step"
+    } >> "$output/ends"
     case $status in
         0) ;;
         124 | 137) failed="$failed$command (ended after $limit s)
