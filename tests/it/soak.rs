@@ -99,7 +99,7 @@ struct Soak {
     nr_killed: u64,
     nr_kills: u64,
     faults: Faults,
-    /// Resident KiB of each daemon at the end of its life.
+    /// Resident KiB at the end of each life of a daemon that knew most of the programs.
     resident: Vec<f64>,
 }
 
@@ -247,10 +247,15 @@ impl Soak {
         self.note_resident();
     }
 
+    /// Notes the daemon's memory, unless it has only begun to know the programs.
     fn note_resident(&mut self) {
         // The last daemon may have been killed just now.
-        let kilobytes = support::wait_for("a living daemon's memory is read", || resident(self.pid()));
-        self.resident.push(kilobytes);
+        let (nr_known, kilobytes) = support::wait_for("a living daemon's memory is read", || {
+            Some((governed_pids(&self.mount).len(), resident(self.pid())?))
+        });
+        if nr_known >= PROGRAMS * 9 / 10 {
+            self.resident.push(kilobytes);
+        }
     }
 
     fn start_some(&mut self) {
