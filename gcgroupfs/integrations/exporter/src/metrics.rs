@@ -103,11 +103,13 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
             labels.extend([("gpu", on.index.to_string()), ("UUID", uuid)]);
             rows.push((On::ProcessGpu, labels, files(&on.usage, process.activity.state)));
         }
-        rows.push((
-            On::Process,
-            labels,
-            files(&process.of.usage, process.activity.state),
-        ));
+        let mut files = files(&process.of.usage, process.activity.state);
+        if let Some(host) = &process.host {
+            files.insert("(cpu)", host.cpu_usec.to_string());
+            files.insert("(resident)", host.memory.to_string());
+            files.insert("(start)", format!("{:.0}", host.start * 1000.0));
+        }
+        rows.push((On::Process, labels, files));
     }
     for group in &snapshot.groups {
         let mut files = files(&group.of.usage, group.activity.state);

@@ -128,6 +128,15 @@ families! {
     Process Gauge "process_memory_peak_bytes" "Highest memory of a process so far" {
         "memory.peak" () number;
     }
+    Process Counter "process_cpu_seconds" "CPU time of all threads of a process" {
+        "(cpu)" () seconds;
+    }
+    Process Gauge "process_resident_memory_bytes" "Host memory of a process (RSS)" {
+        "(resident)" () number;
+    }
+    Process Gauge "process_start_time_seconds" "Start of a process, in seconds since 1970" {
+        "(start)" () thousandths;
+    }
     Process Gauge "process_priority" "Priority of a process, 0 (highest) to 15" {
         "compute.priority" () number;
     }
