@@ -23,6 +23,9 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
 
+/// Delay before the first new look for room, which another process may be about to leave; doubled after each,
+/// up to [`AGAIN`].
+const FIRST_LOOK: Duration = Duration::from_millis(2);
 /// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);
 const SELDOM: Duration = Duration::from_secs(8);
@@ -67,6 +70,8 @@ pub(super) struct Device {
     was_frozen: bool,
     not_before: Option<Instant>,
     pause: Duration,
+    /// Delay before the next look for room.
+    look: Duration,
     /// Whether the last attempt has asked for a larger grant.
     has_asked: bool,
     /// Whether the refusal of a move out has been counted.
@@ -100,6 +105,7 @@ impl Device {
             was_frozen: false,
             not_before: None,
             pause: AGAIN,
+            look: FIRST_LOOK,
             has_asked: false,
             is_refused: false,
             not_granted: None,
@@ -243,7 +249,7 @@ impl Device {
     /// Allows an immediate retry, because the request or a limit has changed.
     fn forgive(&mut self) {
         self.not_before = None;
-        self.pause = AGAIN;
+        (self.pause, self.look) = (AGAIN, FIRST_LOOK);
         self.is_refused = false;
     }
 
@@ -300,7 +306,7 @@ impl Device {
                 return GO_ON;
             }
             Found::Nothing => None,
-            Found::NotYet => Some(AGAIN),
+            Found::NotYet => Some(self.look_again()),
             Found::Refused => {
                 if !std::mem::replace(&mut self.is_refused, true) {
                     swap.count_swap_fail(index);
@@ -339,6 +345,13 @@ impl Device {
     fn deal(&mut self, usage: &UsageDevice) -> bool {
         (self.asked, self.gone) = (0, 0);
         usage.reclaim_generation.swap(self.generation, Release) != self.generation
+    }
+
+    /// Returns the delay before the next look for room, and doubles it.
+    fn look_again(&mut self) -> Duration {
+        let again = self.look;
+        self.look = (again * 2).min(AGAIN);
+        again
     }
 
     /// Schedules a retry and doubles the delay, up to [`SELDOM`].

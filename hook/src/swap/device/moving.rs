@@ -11,7 +11,7 @@ use super::super::relocate::relocate;
 use super::super::run::{length, run};
 use super::super::settings::SwapSettings;
 use super::super::task::{Task, excess};
-use super::{AGAIN, ANSWERED, Device, GO_ON, Phase};
+use super::{AGAIN, ANSWERED, Device, FIRST_LOOK, GO_ON, Phase};
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
@@ -127,7 +127,7 @@ impl Device {
 
     /// Updates the request and the block after a move.
     fn moved(&mut self, block: &Block, task: &Task) {
-        (self.pause, self.has_asked) = (AGAIN, false);
+        (self.pause, self.look, self.has_asked) = (AGAIN, FIRST_LOOK, false);
         if task.to == Goal::Device {
             return;
         }
@@ -149,8 +149,13 @@ impl Device {
             // grant, and the daemon takes it back if it is not used soon: the second attempt finds it.
             Failed::NoRoom if to == Goal::Device => {
                 self.has_asked = !self.has_asked;
-                return match self.has_asked {
-                    true => self.not_before = Some(Instant::now() + ANSWERED),
+                let again = if self.has_asked {
+                    ANSWERED
+                } else {
+                    self.look_again()
+                };
+                return match again < AGAIN {
+                    true => self.not_before = Some(Instant::now() + again),
                     false => self.put_off(),
                 };
             }
