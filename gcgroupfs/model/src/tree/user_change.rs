@@ -38,6 +38,8 @@ pub struct UserChange {
     pub group: Option<String>,
     /// Device whose directory it is.
     pub device: Option<u8>,
+    /// Whether a command that starts a job has set up the job's group.
+    pub is_set_up: bool,
     pub action: Action,
 }
 
@@ -61,6 +63,11 @@ impl State {
             Entity::Process(id) => (self.processes.get(&id).map(|process| process.identity.pid), None),
             Entity::Group(id) => (None, Some(format!("/{}", word(&self.path(Some(id)))))),
         };
+        let job = match directory.whose() {
+            Entity::Group(id) => self.groups.get(&id).and_then(|group| group.job.as_ref()),
+            Entity::Root | Entity::Process(_) => None,
+        };
+        let is_set_up = job.is_some_and(|job| job.pid == caller.pid && !job.has_ended);
         let whole = match (&process, &group) {
             (Some(pid), _) => format!("/{pid}"),
             (None, Some(path)) => path.clone(),
@@ -74,6 +81,7 @@ impl State {
             process,
             group,
             device: directory.device,
+            is_set_up,
             action,
         }
     }

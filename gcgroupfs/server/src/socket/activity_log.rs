@@ -137,7 +137,13 @@ impl Listener for ActivityLog {
     fn user_change(&self, change: &UserChange) {
         let uid = change.caller.uid;
         self.note(changed(change));
-        if self.known.lock().changes.allows(uid, Instant::now()) {
+        let (mut known, now) = (self.known.lock(), Instant::now());
+        // A job has one line: that of its end.
+        let is_allowed = match change.is_set_up {
+            true => known.changes.allows_debug(uid, now),
+            false => known.changes.allows(uid, now),
+        };
+        if is_allowed {
             log_change(change);
         }
     }
@@ -390,18 +396,26 @@ fn log_change(change: &UserChange) {
         values,
         ..
     } = described(action);
-    info!(
-        PID = process,
-        GROUP = group,
-        GPU = device,
-        FILE = change.path(),
-        OLD = old,
-        NEW = new,
-        BY_UID = caller.uid,
-        BY_PID = caller.pid,
-        "{} of user {} {verb} {}{values}",
-        caller.pid,
-        caller.uid,
-        change.path()
-    );
+    macro_rules! log {
+        ($level:ident) => {
+            $level!(
+                PID = process,
+                GROUP = group,
+                GPU = device,
+                FILE = change.path(),
+                OLD = old,
+                NEW = new,
+                BY_UID = caller.uid,
+                BY_PID = caller.pid,
+                "{} of user {} {verb} {}{values}",
+                caller.pid,
+                caller.uid,
+                change.path()
+            )
+        };
+    }
+    match change.is_set_up {
+        true => log!(debug),
+        false => log!(info),
+    }
 }
