@@ -13,7 +13,8 @@ pub struct Wait {
     pub pid: u32,
     pub comm: String,
     pub gpu: usize,
-    /// Thing that it has: `turn` (to submit work) or `memory` (the memory turn).
+    /// Thing that it has: `turn` (to submit work), `memory` (the memory turn) or `room` (memory that is to
+    /// move out).
     pub r#for: String,
     /// Microseconds of these waits.
     pub usec: u64,

@@ -60,7 +60,7 @@ export function details(row, state, view) {
   const waits = (row.of.waits ?? [])
     .filter((one) => one.usec > 0)
     .map((one) => {
-      const what = one.for === "turn" ? "turn" : "memory turn";
+      const what = { turn: "turn", memory: "memory turn" }[one.for] ?? "memory";
       const whom = `${one.pid} (${one.comm}) on GPU ${one.gpu}`;
       return element("li", {}, `waited ${span(one.usec / 1e6)} for the ${what} of ${whom}`);
     });

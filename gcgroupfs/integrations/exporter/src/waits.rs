@@ -101,8 +101,13 @@ fn awaited(
     percent: impl Fn(u64) -> u64,
 ) -> Vec<Cause> {
     // A process with a quota waits for turns too.
-    let what = if kind == "quota" { "turn" } else { kind };
-    let waits = process.of.waits.iter().filter(|wait| wait.r#for == what);
+    let is_for_turn = match kind {
+        "quota" | "turn" => true,
+        "memory" => false,
+        _ => return Vec::new(),
+    };
+    let waits = process.of.waits.iter();
+    let waits = waits.filter(|wait| (wait.r#for == "turn") == is_for_turn);
     let cause = |wait: &node::Wait| {
         let is_same = |it: &&node::Wait| (it.pid, it.gpu, &it.r#for) == (wait.pid, wait.gpu, &wait.r#for);
         let before = last.of.waits.iter().find(is_same).map_or(0, |it| it.usec);

@@ -104,8 +104,8 @@ pub(super) const FILES: &[ControlFile] = &[
         contents: List,
         io: Read(|view| Ok(view.waits().iter().map(|wait| format!("{wait}\n")).collect())),
         doc: "The processes that this one waits or has waited for, one line each: the pid, then KEY=VALUE pairs. for is \
-              turn (the other has the turn to submit work, or one of several that have it) or memory (it has the memory \
-              turn); usec is the time of these waits, now is 1 while it waits for that one, and priority is the other's \
+              turn (the other has the turn to submit work, or one of several that have it), memory (it has the memory \
+              turn) or room (the device is full, and memory of the other is to move out); usec is the time of these waits, now is 1 while it waits for that one, and priority is the other's \
               in force, without it if it has ended. On each GPU the one of now is first, then come those that it has waited \
               for longest, 8 at most. A wait for a quota, a freeze or the process's own queued work is for no other process. The times begin at 0 when the daemon starts.",
     },

@@ -140,7 +140,7 @@ impl Arbitration<'_> {
             self.notices.push(Notice::Ring(id));
         }
         if waits || order.waits_for.is_some() {
-            self.state.note_wait(id, device, order.waits_for, self.now);
+            self.state.note_wait((id, device), order.waits_for, self.now);
         }
     }
 

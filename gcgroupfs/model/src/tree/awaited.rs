@@ -11,7 +11,8 @@ impl State {
     pub(super) fn waits_of<'a>(&'a self, process: &'a Process) -> Vec<Wait<'a>> {
         let mut all = Vec::new();
         for (device, kept) in process.devices.iter().enumerate() {
-            let now = kept.waits.now.map(|(id, what, _)| (id, what));
+            let now = &kept.waits.now;
+            let is_now = |one: &Awaited| now.iter().any(|(id, what, _)| (*id, *what) == (one.id, one.what));
             let waits = kept.waits.each.iter().map(|one| {
                 let uuid = self.devices.get(device).map(|device| device.uuid_text.as_str());
                 let alive = self.processes.get(&one.id);
@@ -22,7 +23,7 @@ impl State {
                     comm: &one.comm,
                     priority: alive.map(|process| process.priority(Some(device), uuid)),
                     usec: one.nsec / 1000,
-                    is_now: now == Some((one.id, one.what)),
+                    is_now: is_now(one),
                 }
             });
             let start = all.len();
@@ -32,11 +33,26 @@ impl State {
         all
     }
 
-    /// Records for which process another one waits on a device from `now` on (nanoseconds).
+    /// Records for which process's turn another one waits on a device from `now` on (nanoseconds).
     pub(super) fn note_wait(
         &mut self,
-        id: ProcessId,
-        device: usize,
+        place: (ProcessId, usize),
+        next: Option<(ProcessId, WaitsFor)>,
+        now: u64,
+    ) {
+        self.go_on_waiting(place, false, next, now);
+    }
+
+    /// Records which process has the memory that another one waits for on a device.
+    pub(super) fn note_wait_for_room(&mut self, place: (ProcessId, usize), next: Option<ProcessId>) {
+        let now = (self.devices.host.now)();
+        self.go_on_waiting(place, true, next.map(|id| (id, WaitsFor::Room)), now);
+    }
+
+    fn go_on_waiting(
+        &mut self,
+        (id, device): (ProcessId, usize),
+        is_for_room: bool,
         next: Option<(ProcessId, WaitsFor)>,
         now: u64,
     ) {
@@ -52,7 +68,7 @@ impl State {
         });
         let process = self.processes.get_mut(&id);
         if let Some(kept) = process.and_then(|process| process.kept_mut(Some(device))) {
-            kept.waits.go_on(now, next);
+            kept.waits.go_on(now, is_for_room, next);
         }
     }
 }

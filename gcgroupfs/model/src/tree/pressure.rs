@@ -175,6 +175,8 @@ impl State {
                 None => self.begin_request((requester, may_wait), &mut request, sight, notices),
                 Some(begun) => self.go_on((requester, may_wait), begun, sight, notices),
             };
+            let donor = answer.is_none().then(|| self.awaited_donor(key, &request, sight));
+            self.note_wait_for_room(key, donor.flatten());
             match answer {
                 None => {
                     self.pressure.requests.insert(key, request);
@@ -309,6 +311,29 @@ impl State {
             return None;
         }
         Some(delivered > 0)
+    }
+
+    /// Returns a donor that a request waits for: one that may still deliver, or else one that did not.
+    fn awaited_donor(
+        &self,
+        (requester, _): (ProcessId, usize),
+        request: &Request,
+        sight: &Sight,
+    ) -> Option<ProcessId> {
+        let asked = request.begun.as_ref().map_or(&[][..], |begun| &begun.asked);
+        let late = |asked: &&Asked| asked.is_overdue(sight.at);
+        let awaited = asked.iter().filter(|asked| !asked.is_done());
+        if let Some(asked) = awaited.min_by_key(late) {
+            return Some(asked.id);
+        }
+        let need = Need {
+            requester,
+            wanted: 1,
+            factor: 1,
+            but: &BTreeSet::new(),
+        };
+        let idle = self.choose_donors(&need, sight, true).into_iter().next();
+        idle.map(|(source, _)| source.id)
     }
 
     /// Checks donors that did not deliver again, and whether requesters have used the freed memory.

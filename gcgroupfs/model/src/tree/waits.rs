@@ -15,6 +15,8 @@ pub enum WaitsFor {
     Turn,
     /// The memory turn.
     Memory,
+    /// Memory that must move out, since the device is full.
+    Room,
 }
 
 impl WaitsFor {
@@ -22,6 +24,7 @@ impl WaitsFor {
         match self {
             Self::Turn => "turn",
             Self::Memory => "memory",
+            Self::Room => "room",
         }
     }
 }
@@ -40,8 +43,9 @@ pub(super) struct Awaited {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waits {
     pub(super) each: Vec<Awaited>,
-    /// The wait that goes on, and when its time was added last.
-    pub(super) now: Option<(ProcessId, WaitsFor, u64)>,
+    /// Waits that go on, and when the time of each was added last: at most one for [`WaitsFor::Room`], and
+    /// one for a turn.
+    pub(super) now: Vec<(ProcessId, WaitsFor, u64)>,
 }
 
 /// Line of `gcgroup.waits`.
@@ -73,15 +77,19 @@ impl Display for Wait<'_> {
 }
 
 impl Waits {
-    /// Adds the time of the wait that goes on, up to `now`, and begins `next`.
-    pub(super) fn go_on(&mut self, now: u64, next: Option<Awaited>) {
-        if let Some((id, what, since)) = self.now.take()
-            && let Some(one) = self.each.iter_mut().find(|one| (one.id, one.what) == (id, what))
+    /// Adds the time, up to `now`, of the wait that goes on for room or for a turn, and begins `next`.
+    pub(super) fn go_on(&mut self, now: u64, is_for_room: bool, next: Option<Awaited>) {
+        for (id, what, since) in self
+            .now
+            .extract_if(.., |(_, what, _)| (*what == WaitsFor::Room) == is_for_room)
         {
-            one.nsec = one.nsec.saturating_add(now.saturating_sub(since));
+            let one = self.each.iter_mut().find(|one| (one.id, one.what) == (id, what));
+            if let Some(one) = one {
+                one.nsec = one.nsec.saturating_add(now.saturating_sub(since));
+            }
         }
         let Some(next) = next else { return };
-        self.now = Some((next.id, next.what, now));
+        self.now.push((next.id, next.what, now));
         if !self
             .each
             .iter()
@@ -97,6 +105,6 @@ impl Waits {
 
     /// Returns whether a wait goes on.
     pub(super) fn is_any(&self) -> bool {
-        self.now.is_some()
+        !self.now.is_empty()
     }
 }

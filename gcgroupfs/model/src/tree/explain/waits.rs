@@ -1,22 +1,27 @@
 //! Reasons for which a process or a group waits.
 
+use std::cmp::Reverse;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::Gate;
 
 use super::{Case, Line, Place, Subject};
 use crate::text::{size, word};
+use crate::tree::group::Group;
 use crate::tree::process::{Process, is_closed, slots};
 use crate::tree::settings::{COMPUTE_FREEZE, COMPUTE_MAX, IDLE, MEMORY_HIGH, SUSPEND, Setting};
 use crate::tree::waits::{Wait, WaitsFor};
 use crate::tree::{enforce, usage};
+
+/// Most waits of a group's processes that are listed.
+const MOST_WAITS: usize = 10;
 
 impl Case<'_> {
     pub(super) fn waits(&self) -> Vec<Line> {
         let texts = match self.subject {
             Subject::Process(process) => self.waits_of(process),
             Subject::Group(group) => match self.settings_on(COMPUTE_FREEZE, None) {
-                files if files.is_empty() => Vec::new(),
+                files if files.is_empty() => self.awaited_within(group),
                 files => {
                     let state = match group.is_frozen(None) {
                         true => "all submitted work has completed",
@@ -171,37 +176,26 @@ impl Case<'_> {
         waits
     }
 
+    /// Returns for which other processes those of a group wait now, the longest waits first.
+    fn awaited_within(&self, group: &Group) -> Vec<String> {
+        let mut all = Vec::new();
+        for process in self.state.within(group.id) {
+            let waits = self.state.waits_of(process).into_iter();
+            all.extend(waits.filter(|wait| wait.is_now).map(|wait| (process, wait)));
+        }
+        all.sort_by_key(|(_, wait)| Reverse(wait.usec));
+        let left = all.len().saturating_sub(MOST_WAITS);
+        let shown = all.into_iter().take(MOST_WAITS).map(|(process, wait)| {
+            let (pid, comm) = (process.identity.pid, word(&process.identity.comm));
+            format!("process {pid} ({comm}) waits: {}", described(&wait))
+        });
+        let more = (left > 0).then(|| format!("{left} more waits like these"));
+        shown.chain(more).collect()
+    }
+
     /// Returns for which other processes it waits or has waited.
     fn awaited(&self, process: &Process) -> Vec<String> {
-        let waits = self.state.waits_of(process).into_iter();
-        let texts = waits.map(|wait| {
-            let Wait {
-                device,
-                pid,
-                comm,
-                usec,
-                ..
-            } = wait;
-            let priority = match wait.priority {
-                Some(priority) => format!("priority {priority}"),
-                None => "ended".to_owned(),
-            };
-            let what = match wait.what {
-                WaitsFor::Turn => "the turn",
-                WaitsFor::Memory => "the memory turn",
-            };
-            let other = format!("process {pid} ({}, {priority})", word(comm));
-            let (seconds, part) = (usec / 1_000_000, usec / 1000 % 1000);
-            match wait.is_now {
-                true => {
-                    format!("{other} has {what} on GPU {device}; waited for it {seconds}.{part:03} s so far")
-                }
-                false => {
-                    format!("has waited {seconds}.{part:03} s for {other} to give up {what} on GPU {device}")
-                }
-            }
-        });
-        texts.collect()
+        self.state.waits_of(process).iter().map(described).collect()
     }
 
     /// Returns for which other processes a device was kept free lately.
@@ -229,5 +223,27 @@ impl Case<'_> {
         };
         let places = self.places().into_iter().filter(applies);
         places.map(|place| self.file(place, setting.name)).collect()
+    }
+}
+
+/// Describes a wait for another process.
+fn described(wait: &Wait<'_>) -> String {
+    let Wait {
+        device, pid, usec, ..
+    } = *wait;
+    let priority = match wait.priority {
+        Some(priority) => format!("priority {priority}"),
+        None => "ended".to_owned(),
+    };
+    let what = match wait.what {
+        WaitsFor::Turn => "the turn",
+        WaitsFor::Memory => "the memory turn",
+        WaitsFor::Room => "memory that is to move out",
+    };
+    let other = format!("process {pid} ({}, {priority})", word(wait.comm));
+    let (seconds, part) = (usec / 1_000_000, usec / 1000 % 1000);
+    match wait.is_now {
+        true => format!("{other} has {what} on GPU {device}; waited for it {seconds}.{part:03} s so far"),
+        false => format!("has waited {seconds}.{part:03} s for {other} to give up {what} on GPU {device}"),
     }
 }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::*;
-use crate::tree::fixture::{ROOT, TOTAL, World};
+use crate::file::{self, Node};
+use crate::tree::fixture::{self, ROOT, TOTAL, World};
 
 const GIB: u64 = 1 << 30;
 
@@ -120,6 +121,34 @@ fn the_least_important_are_asked_first_and_the_answer_waits_for_all_of_them() {
     give(&world, large);
     assert_eq!(told(&world, asker), (1, 0));
     assert!(world.take_notices().contains(&Notice::Ring(asker)));
+}
+
+#[test]
+fn wait_for_room_names_the_donor_until_the_answer() {
+    let world = World::new(1);
+    let (asker, donor) = (swapping(&world, 1, 3, GIB), swapping(&world, 2, 9, 2 * GIB));
+    let team = world.group("team");
+    world.store("team/gcgroup.procs", ROOT, "1").unwrap();
+    want(&world, asker, GIB);
+    assert_eq!(asked(&world, donor).1, GIB);
+    let line = |usec, now| format!("2 gpu=0 for=room usec={usec} now={now} priority=9 comm=a\\040program\n");
+    assert_eq!(world.show("1/gcgroup.waits"), line(0, 1));
+    fixture::set_now(fixture::START + 500_000_000);
+    look(&world, &blind());
+    assert_eq!(world.show("1/gcgroup.waits"), line(500_000, 1));
+    let Ok(Node::Dir(directory)) = file::resolve(&world.tree, "team") else {
+        panic!("a group")
+    };
+    let explained = world.tree.explain(directory, &BTreeSet::from([team])).unwrap();
+    let waits = explained.sections.iter().find(|section| section.title == "Waits");
+    assert_eq!(
+        waits.unwrap().lines[0].text,
+        "process 1 (a\\040program) waits: process 2 (a\\040program, priority 9) has memory that is to move out \
+         on GPU 0; waited for it 0.500 s so far"
+    );
+    give(&world, donor);
+    assert_eq!(told(&world, asker), (1, 0));
+    assert_eq!(world.show("1/gcgroup.waits"), line(500_000, 0));
 }
 
 #[test]
