@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::driver::interpose;
 use crate::shared::client::{self, Heard, Refusal};
+use crate::shared::patience::Limit;
 use crate::shared::session::Session;
 use crate::sys;
 use crate::sys::descriptor::Descriptor;
@@ -53,7 +54,7 @@ pub(crate) trait Duties: Copy {
     fn work(&self) -> Vec<Work>;
 
     /// Registers with the daemon, which may take `patience` to answer.
-    fn register(&self, patience: Duration) -> Result<Descriptor, Refusal>;
+    fn register(&self, limit: Limit) -> Result<Descriptor, Refusal>;
 
     /// Handles the daemon's doorbell: there may be new devices.
     fn look_for_devices(&self);
@@ -231,7 +232,7 @@ impl<D: Duties> Helper<D> {
         if now < self.next_try {
             return;
         }
-        let refusal = match self.duties.register(PATIENCE) {
+        let refusal = match self.duties.register(PATIENCE.into()) {
             Ok(connection) => {
                 *self.duties.session().connection.lock() = Some(connection);
                 // Requests made meanwhile have reached no daemon.

@@ -29,6 +29,7 @@ use crate::program::Program;
 use crate::shared::allowed;
 use crate::shared::client::{self, RETRY, Refusal, Wait};
 use crate::shared::environment::Options;
+use crate::shared::patience::{self, Limit};
 use crate::shared::session::Session;
 use crate::swap::Swap;
 use crate::swap::mover::Mover;
@@ -57,7 +58,7 @@ const BUSY: u32 = 1;
 /// The longest time between two checks of [`STARTING`].
 const START_RECHECK: Duration = Duration::from_millis(100);
 /// The longest time for which a thread waits for the helper thread to make the hook.
-const START_LIMIT: Duration = Duration::from_secs(2 * client::PATIENCE.as_secs());
+const START_LIMIT: Duration = Duration::from_secs(client::PATIENCE.as_secs() + patience::MOST.as_secs());
 /// Bytes of stack with which a thread makes the hook itself: several times the size of a [`Hook`].
 const ENOUGH_STACK: usize = 1 << 20;
 
@@ -265,7 +266,7 @@ impl Hook {
     fn enter(&'static self) -> Option<Descriptor> {
         let wait = Wait::begin();
         loop {
-            let refusal = match self.register(wait.left().max(RETRY)) {
+            let refusal = match self.register(wait.limit()) {
                 Ok(connection) => {
                     wait.end(true);
                     return Some(connection);
@@ -322,10 +323,10 @@ impl Duties for &'static Hook {
     }
 
     /// Registers with the daemon and takes its control block.
-    fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+    fn register(&self, limit: Limit) -> Result<Descriptor, Refusal> {
         // As soon as the daemon has answered, it may measure what is not charged in its slots yet.
         let _renumbering = self.memory.renumbering();
-        let connection = self.session.register(patience)?;
+        let connection = self.session.register(limit)?;
         self.memory.begin_again();
         if self.session.enables_swap() {
             self.swap.enable();

@@ -1,12 +1,13 @@
 //! Tests programs that must be governed: they start with the requested settings in the requested group, or do
 //! not use the GPU at all.
 
+use std::fs;
 use std::os::unix::fs::chown;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use support::{Config, Governed, Mount, program_for_all, stop, wait_until};
+use support::{Config, Governed, Mount, c_program, program_for_all, stop, wait_until};
 
 use crate::driver::{Dir, DriverShell, driver_shell, governed_pids};
 use crate::rules::{ALICE, BOB, Ruled};
@@ -63,6 +64,24 @@ fn ended(mut command: Command) -> (Option<i32>, String, String) {
     let output = command.stdin(Stdio::null()).output().expect("the command starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn slow_daemon_that_works_is_waited_for() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let slow = directory.path().join("slow");
+    let shim = c_program("slow.c", &["-shared", "-fPIC"]);
+    let config = Config::default().env("SLOW", slow.display());
+    let mount = Mount::with(config.env("LD_PRELOAD", shim.display()));
+    // By the launcher, then by the library.
+    let mut required = mount.command(driver_shell());
+    required.env("GCGROUP_REQUIRED", "1");
+    for command in [run(&mount, &["--memory-limit", "5M"]), required] {
+        fs::write(&slow, "").expect("a file");
+        let shell = DriverShell::spawn(command);
+        assert!(!slow.exists(), "the daemon was slow");
+        assert!(mount.governs(shell.pid()));
+    }
 }
 
 #[test]

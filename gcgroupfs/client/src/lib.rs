@@ -7,13 +7,14 @@ pub mod node;
 
 use std::error::Error;
 use std::fmt::{self, Display};
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use gcgroup_abi::message::{Answer, MAX_ANSWER, MAX_REQUEST, Operation, Request};
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -24,6 +25,9 @@ use nix::sys::time::TimeVal;
 
 /// Longest wait for one answer, unless another is given.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest wait of a [patient](Client::patiently) client for one answer.
+const MOST_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Longest text that is read, bytes.
 const MAX_TEXT: usize = 64 << 20;
@@ -78,6 +82,8 @@ pub struct Client {
     socket: OwnedFd,
     /// Time for all requests together, and its end.
     life: Option<(Duration, Option<Instant>)>,
+    /// Whether it waits longer for an answer while the daemon works.
+    is_patient: bool,
 }
 
 impl Client {
@@ -107,9 +113,26 @@ impl Client {
             connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
             Ok::<_, Errno>(socket)
         };
-        let socket =
-            connected().map_err(|errno| anyhow!("no daemon at {}: {}", path.display(), strerror(errno)))?;
-        Ok(Self { socket, life: None })
+        let path = path.display();
+        let socket = connected().map_err(|errno| match errno {
+            Errno::EAGAIN => anyhow!("the daemon at {path} does not answer: its queue of clients is full"),
+            errno => anyhow!("no daemon at {path}: {}", strerror(errno)),
+        })?;
+        Ok(Self {
+            socket,
+            life: None,
+            is_patient: false,
+        })
+    }
+
+    /// Waits for each answer as long as the daemon works, but at most a minute: on a busy machine it may be
+    /// slow, and a daemon that hangs does nothing.
+    #[must_use]
+    pub fn patiently(self) -> Self {
+        Self {
+            is_patient: true,
+            ..self
+        }
     }
 
     /// Bounds the time of all requests together, so that a slow daemon cannot hold up the caller for long.
@@ -254,6 +277,12 @@ impl Client {
         Ok(begun.map(|_| lossy(text)))
     }
 
+    /// Returns a text that changes when the daemon's main thread, which answers clients, runs; `None` if the
+    /// kernel does not tell.
+    fn work(&self) -> Option<String> {
+        fs::read_to_string(format!("/proc/{}/schedstat", self.daemon()?)).ok()
+    }
+
     fn tell(&mut self, operation: Operation, path: &str, value: &[u8]) -> Answered<()> {
         Ok(self.ask(operation, path, value, &mut Vec::new())?.map(drop))
     }
@@ -299,10 +328,19 @@ impl Client {
             "the request is longer than {MAX_REQUEST} bytes"
         );
         let descriptor = self.socket.as_raw_fd();
+        let (began, mut worked) = (Instant::now(), self.is_patient.then(|| self.work()).flatten());
         send(descriptor, &packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
         let mut buffer = vec![0; MAX_ANSWER];
-        let length =
-            recv(descriptor, &mut buffer, MsgFlags::empty()).context("the daemon does not answer")?;
+        let length = loop {
+            match recv(descriptor, &mut buffer, MsgFlags::empty()) {
+                Err(Errno::EAGAIN) if worked.is_some() && began.elapsed() < MOST_PATIENCE => {
+                    let before = std::mem::replace(&mut worked, self.work());
+                    ensure!(worked != before, "the daemon does not answer");
+                }
+                Err(Errno::EAGAIN) => bail!("the daemon does not answer"),
+                received => break received.context("the daemon does not answer")?,
+            }
+        };
         let answer = Answer::from_bytes(buffer.get(..length).unwrap_or_default())
             .map_err(|_| anyhow!("the daemon's answer is invalid"))?;
         if answer.status != 0 {

@@ -138,6 +138,7 @@ pub(super) fn run(socket: Socket, arguments: &Arguments) -> anyhow::Result<()> {
 fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     log::start(&arguments.log, arguments.journal_socket.clone())?;
     raise_descriptor_limit();
+    sys::raise_priority();
     survive_file_limit()?;
     // Descriptors inherited from the parent process are not passed on (Linux 5.11; our own are closed on exec
     // anyway).

@@ -254,7 +254,7 @@ fn ask(
     let (group, name) = (arguments.group.as_deref(), arguments.name.as_deref());
     let writes = arguments.writes();
     if let (Some(group), None, []) = (group, name, writes.as_slice()) {
-        let mut client = Client::connect_with(socket, patience)?;
+        let mut client = connect(socket, patience)?;
         let answer = client.may_begin(group)?;
         return Ok(answer
             .map(|()| None)
@@ -279,6 +279,15 @@ fn ask(
             Ok(Some(job))
         }
         Err(error) => Err(format!("{error:#}")),
+    })
+}
+
+/// Connects to the daemon; unless the program starts without one soon, waits longer for one that is busy.
+fn connect(socket: &Path, patience: Duration) -> anyhow::Result<Client> {
+    let client = Client::connect_with(socket, patience)?;
+    Ok(match patience > BEST_EFFORT {
+        true => client.patiently(),
+        false => client,
     })
 }
 

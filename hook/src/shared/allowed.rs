@@ -128,7 +128,7 @@ fn request() -> Option<Lists> {
     };
     let wait = Wait::begin();
     loop {
-        let refusal = match client::request(&options.socket, &request, wait.left().max(RETRY)) {
+        let refusal = match client::request(&options.socket, &request, wait.limit()) {
             Ok(text) => {
                 wait.end(true);
                 return parse(&text);

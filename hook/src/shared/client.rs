@@ -12,6 +12,7 @@ use gcgroup_abi::VERSION;
 use gcgroup_abi::message::{self, Answer, Hello, RegistrationReply, Request, RoomQuery, RoomReply, Tag};
 
 use super::packet_socket::{Packet, connect, is_family, receive, receive_into, send_with_file};
+use super::patience::{Limit, Patience};
 use crate::sys;
 use crate::sys::descriptor::Descriptor;
 
@@ -82,7 +83,7 @@ impl From<io::Error> for Refusal {
 }
 
 /// How long the program waits for a daemon that listens and does not answer, or answers `EAGAIN`: in all its
-/// calls together, until one answers. On an overloaded machine a daemon may be delayed by 3 s.
+/// calls together, until one answers. A daemon that is busy has longer ([`Patience`]).
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The pause between two attempts.
@@ -112,6 +113,11 @@ impl Wait {
         self.most.saturating_sub(self.began.elapsed())
     }
 
+    /// Returns the limits of one attempt.
+    pub(crate) fn limit(&self) -> Limit {
+        Limit::of_program(self.left().max(RETRY))
+    }
+
     /// Ends the wait, with an answer of the daemon or without.
     pub(crate) fn end(self, is_answered: bool) {
         if is_answered {
@@ -139,43 +145,42 @@ pub(crate) fn register(
     path: &OsStr,
     hello: &Hello,
     usage: &Descriptor,
-    patience: Duration,
+    limit: Limit,
 ) -> Result<(Descriptor, Descriptor), Refusal> {
-    let deadline = Instant::now() + patience;
-    let socket = connect(path, patience).map_err(not_connected)?;
+    let socket = connect(path, limit.idle()).map_err(not_connected)?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
+    let patience = Patience::new(limit, fd()?);
     let usage = usage.get().ok_or(Refusal::Unanswered)?;
     send_with_file(fd()?, &hello.to_bytes(), usage)?;
-    let packet = reply(&socket, deadline)?;
+    let packet = reply(&socket, patience)?;
     accepted_reply(socket, packet)
 }
 
 /// Asks what the groups of a process that has not registered allow it. Returns `None` if no daemon answers
 /// within `patience`.
 pub(crate) fn room(path: &OsStr, query: &RoomQuery, patience: Duration) -> Option<RoomReply> {
-    let deadline = Instant::now() + patience;
     let socket = connect(path, patience).ok()?;
-    sys::send(socket.get()?, &query.to_bytes());
-    let packet = reply(&socket, deadline).ok()?;
+    let fd = socket.get()?;
+    sys::send(fd, &query.to_bytes());
+    let packet = reply(&socket, Patience::new(patience.into(), fd)).ok()?;
     RoomReply::from_bytes(packet.bytes()).ok()
 }
 
-/// Classifies an error of [`connect`].
+/// Classifies an error of [`connect`]. `EAGAIN`: a daemon listens, and its queue has been full for all of the
+/// time.
 fn not_connected(error: io::Error) -> Refusal {
+    let is_full = error.kind() == io::ErrorKind::WouldBlock;
     match error.into() {
-        Refusal::Unanswered => Refusal::Absent,
+        Refusal::Unanswered if !is_full => Refusal::Absent,
         refusal => refusal,
     }
 }
 
 /// Waits for the daemon's first packet.
-fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
+fn reply(socket: &Descriptor, mut patience: Patience) -> Result<Packet, Refusal> {
     let fd = || socket.get().ok_or(Refusal::Unanswered);
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Refusal::Unanswered);
-        }
+        let left = patience.left().ok_or(Refusal::Unanswered)?;
         if sys::poll([Some(fd()?)], Some(left)) == [false] {
             continue;
         }
@@ -190,13 +195,12 @@ fn reply(socket: &Descriptor, deadline: Instant) -> Result<Packet, Refusal> {
 /// without one.
 pub(crate) fn excuse(path: &OsStr, hello: &Hello) {
     const PATIENCE: Duration = Duration::from_secs(1);
-    let deadline = Instant::now() + PATIENCE;
     if let Ok(socket) = connect(path, PATIENCE)
         && let Some(fd) = socket.get()
     {
         sys::send(fd, &hello.to_bytes());
         // The daemon does not read from a connection that is closed.
-        let _ = reply(&socket, deadline);
+        let _ = reply(&socket, Patience::new(PATIENCE.into(), fd));
     }
 }
 
@@ -208,20 +212,17 @@ pub(crate) const MAX_TEXT: usize = 8 << 10;
 /// # Errors
 /// As [`register`]. [`Refusal::Absent`] also if this process or its parent is the daemon, which would wait
 /// for itself; [`Refusal::Refused`] with EMSGSIZE if the answer is longer than [`MAX_TEXT`].
-pub(crate) fn request(path: &OsStr, request: &Request<'_>, patience: Duration) -> Result<Vec<u8>, Refusal> {
-    let deadline = Instant::now() + patience;
-    let socket = connect(path, patience).map_err(not_connected)?;
+pub(crate) fn request(path: &OsStr, request: &Request<'_>, limit: Limit) -> Result<Vec<u8>, Refusal> {
+    let socket = connect(path, limit.idle()).map_err(not_connected)?;
     let fd = || socket.get().ok_or(Refusal::Unanswered);
+    let mut patience = Patience::new(limit, fd()?);
     if is_family(fd()?) {
         return Err(Refusal::Absent);
     }
     sys::send(fd()?, &request.to_bytes::<Vec<u8>>());
     let mut answer = vec![0; MAX_TEXT];
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(Refusal::Unanswered);
-        }
+        let left = patience.left().ok_or(Refusal::Unanswered)?;
         if sys::poll([Some(fd()?)], Some(left)) == [false] {
             continue;
         }
@@ -318,10 +319,20 @@ mod tests {
     fn register_without_listener_is_absent() {
         let usage = Descriptor::new(descriptor::sealed_file(c"usage", USAGE_SIZE).unwrap()).unwrap();
         let path = std::env::temp_dir().join(format!("gcgroup-nobody-{}", std::process::id()));
-        let answer = register(path.as_os_str(), &Hello::PLAIN, &usage, Duration::from_secs(1));
+        let answer = register(
+            path.as_os_str(),
+            &Hello::PLAIN,
+            &usage,
+            Duration::from_secs(1).into(),
+        );
         assert!(matches!(answer, Err(Refusal::Absent)));
         let long = "x".repeat(200);
-        let answer = register(long.as_ref(), &Hello::PLAIN, &usage, Duration::from_secs(1));
+        let answer = register(
+            long.as_ref(),
+            &Hello::PLAIN,
+            &usage,
+            Duration::from_secs(1).into(),
+        );
         assert!(matches!(answer, Err(Refusal::Absent)));
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod device;
 pub(crate) mod environment;
 pub(crate) mod line;
 mod packet_socket;
+pub(crate) mod patience;
 mod promise;
 pub(crate) mod session;
 pub(crate) mod stall;

@@ -68,8 +68,8 @@ pub(super) fn connect(path: &OsStr, patience: Duration) -> io::Result<Descriptor
     Ok(socket)
 }
 
-/// Returns whether the process that listens at the other end is this one or its parent.
-pub(super) fn is_family(socket: RawFd) -> bool {
+/// Returns the credentials of the process that listens at the other end.
+pub(super) fn peer(socket: RawFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred {
         pid: 0,
         uid: 0,
@@ -86,10 +86,15 @@ pub(super) fn is_family(socket: RawFd) -> bool {
             &raw mut length,
         )
     };
+    (answer == 0).then_some(peer)
+}
+
+/// Returns whether the process that listens at the other end is this one or its parent.
+pub(super) fn is_family(socket: RawFd) -> bool {
     // SAFETY: take nothing, cannot fail.
     let family = unsafe { [libc::getpid(), libc::getppid()] };
     // The machine's first process may listen for a service, and is the parent of many.
-    answer == 0 && peer.pid > 1 && family.contains(&peer.pid)
+    peer(socket).is_some_and(|peer| peer.pid > 1 && family.contains(&peer.pid))
 }
 
 /// Buffer for a control message with one descriptor, aligned as cmsg(3) requires.

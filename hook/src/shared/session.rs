@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence,
 };
-use std::time::Duration;
 
 use gcgroup_abi::message::Hello;
 use gcgroup_abi::{Control, Usage};
@@ -16,6 +15,7 @@ use super::client::{self, Refusal};
 use super::device::Devices;
 use super::environment::Options;
 use super::line::Line;
+use super::patience::Limit;
 use super::promise;
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
@@ -109,8 +109,8 @@ impl Session {
         self.is_governed.load(Relaxed)
     }
 
-    /// Registers with the daemon and takes its control block. The daemon may take `patience` to answer.
-    pub(crate) fn register(&self, patience: Duration) -> Result<Descriptor, Refusal> {
+    /// Registers with the daemon and takes its control block. Waits for its answer within `limit`.
+    pub(crate) fn register(&self, limit: Limit) -> Result<Descriptor, Refusal> {
         if let Some(variable) = self.options.misunderstood.filter(|_| self.is_required()) {
             return Err(Refusal::Misunderstood(variable));
         }
@@ -122,7 +122,7 @@ impl Session {
         };
         let answer = self
             .blocks
-            .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, patience))
+            .with_usage_file(|usage| client::register(&self.options.socket, &hello, usage, limit))
             .unwrap_or_else(|error| Err(self.excuse(error)));
         let answer = answer.and_then(|(connection, control)| self.govern(connection, &control));
         self.note_bar(answer.as_ref().err());
@@ -233,7 +233,8 @@ impl Session {
     pub(crate) fn complain_of_refusal(&self, refusal: &Refusal) {
         let socket = self.options.socket.to_string_lossy();
         let reason = match (refusal, self.options.hello.group.as_str()) {
-            (Refusal::Absent | Refusal::Unanswered, _) => format!("no daemon answers at {socket}"),
+            (Refusal::Absent, _) => format!("no daemon answers at {socket}"),
+            (Refusal::Unanswered, _) => format!("the daemon at {socket} does not answer in time"),
             (Refusal::Misunderstood(variable), _) => format!("the value of {variable} is not understood"),
             (Refusal::NoDescriptor, _) => "no file descriptor is free".to_owned(),
             (Refusal::Forbidden(error), _) => error.to_string(),

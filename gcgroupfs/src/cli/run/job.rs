@@ -10,8 +10,8 @@ use nix::errno::Errno;
 
 use super::program;
 use crate::cli::run_options::Write;
+use gcgroup_client::Refusal;
 use gcgroup_client::node::{Device, read_devices};
-use gcgroup_client::{Client, Refusal};
 
 /// A command that is to have a group.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Job {
         request: &Request<'_>,
         patience: Duration,
     ) -> anyhow::Result<Result<Self, String>> {
-        let mut client = Client::connect_with(socket, patience)?;
+        let mut client = super::connect(socket, patience)?;
         let program = program::find(request.program);
         let [group, name] = [request.group, request.name].map(Option::unwrap_or_default);
         let begun = client.begin(group, name, &program)?;
@@ -59,7 +59,7 @@ impl Job {
         if writes.is_empty() {
             return Ok(());
         }
-        let mut client = Client::connect_with(socket, patience)?;
+        let mut client = super::connect(socket, patience)?;
         let mut devices = None;
         for Write { device, file, value } in writes {
             let directory = match device {

@@ -1,0 +1,123 @@
+//! How long an answer of the daemon is awaited: longer while the daemon is busy than if it hangs.
+
+use std::fs;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use super::packet_socket::peer;
+
+/// Longest wait of the program for a daemon that works. Each of 1000 programs that start at once has its
+/// answer by then.
+pub(crate) const MOST: Duration = Duration::from_secs(60);
+
+/// Limits of a wait for an answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    /// Limit while the daemon does nothing.
+    idle: Duration,
+    /// Limit in all.
+    most: Duration,
+}
+
+impl Limit {
+    /// Returns the limits for the program's own threads: longer than `idle` while the daemon works.
+    pub(crate) fn of_program(idle: Duration) -> Self {
+        Self { idle, most: MOST }
+    }
+
+    pub(super) fn idle(self) -> Duration {
+        self.idle
+    }
+}
+
+impl From<Duration> for Limit {
+    fn from(most: Duration) -> Self {
+        Self { idle: most, most }
+    }
+}
+
+/// A wait for an answer.
+#[derive(Debug)]
+pub(super) struct Patience {
+    idle: Duration,
+    deadline: Instant,
+    /// End of the wait in any case.
+    end: Instant,
+    /// Process that listens; 0: unknown.
+    daemon: u32,
+    worked: Option<String>,
+}
+
+impl Patience {
+    /// Begins a wait for the process that listens at the other end of the socket.
+    pub(super) fn new(limit: Limit, socket: RawFd) -> Self {
+        let now = Instant::now();
+        let daemon = peer(socket).map_or(0, |peer| peer.pid.cast_unsigned());
+        Self {
+            idle: limit.idle,
+            deadline: now + limit.idle,
+            end: now + limit.most,
+            daemon,
+            worked: (limit.idle < limit.most).then(|| work(daemon)).flatten(),
+        }
+    }
+
+    /// Returns how long to wait until the next call; `None`: no longer.
+    pub(super) fn left(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        if now >= self.deadline && now < self.end {
+            let worked = work(self.daemon);
+            if worked.is_some() && worked != self.worked {
+                self.deadline = (now + self.idle).min(self.end);
+                self.worked = worked;
+            }
+        }
+        let left = self.deadline.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
+    }
+}
+
+/// Returns a text that changes when the main thread of a process, which answers clients, runs; `None` if the
+/// kernel does not tell, as in a container.
+fn work(pid: u32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a wait for a process that has done nothing since its start.
+    fn wait(daemon: u32, most: Duration) -> Patience {
+        let now = Instant::now();
+        Patience {
+            idle: Duration::from_secs(1),
+            deadline: now,
+            end: now + most,
+            daemon,
+            worked: None,
+        }
+    }
+
+    #[test]
+    fn wait_goes_on_while_the_daemon_works() {
+        let own = std::process::id();
+        assert!(wait(own, MOST).left().is_some());
+        assert!(wait(own, Duration::ZERO).left().is_none(), "its end has come");
+        let mut hangs = wait(own, MOST);
+        let ended = std::process::Command::new("true").spawn().unwrap();
+        // Not waited for yet, it does nothing once it has ended.
+        hangs.daemon = ended.id();
+        while work(ended.id()) != hangs.worked {
+            hangs.worked = work(ended.id());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(hangs.left().is_none());
+        drop(ended.wait_with_output());
+    }
+
+    #[test]
+    fn wait_ends_where_nothing_is_known_of_the_daemon() {
+        assert!(wait(0, MOST).left().is_none());
+    }
+}
