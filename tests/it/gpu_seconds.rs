@@ -176,7 +176,7 @@ fn long_kernel_among_short_ones_is_charged_while_gates_change() {
 }
 
 /// Returns the microseconds of GPU time that a process that has left was charged.
-fn charged(mount: &Mount, pid: i32) -> u64 {
+pub(crate) fn charged(mount: &Mount, pid: i32) -> u64 {
     let exited = mount.read("", "exited");
     let line = exited
         .lines()

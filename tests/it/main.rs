@@ -57,6 +57,8 @@ mod driver;
 #[cfg(test)]
 mod end_to_end;
 #[cfg(test)]
+mod erratic;
+#[cfg(test)]
 mod events;
 #[cfg(test)]
 mod everywhere;

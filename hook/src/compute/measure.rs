@@ -333,7 +333,7 @@ fn arm_for_samples(compute: &Compute, index: usize, now: u64) {
     let may = compute
         .samplers
         .get(index)
-        .is_some_and(|sampler| sampler.may(now));
+        .is_some_and(|sampler| sampler.decide(now));
     send(compute, index, may);
 }
 

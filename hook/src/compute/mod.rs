@@ -25,7 +25,7 @@ pub mod watch;
 
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed};
 
-use gcgroup_abi::{Control, Gate, MAX_DEVICES, Submission, Usage};
+use gcgroup_abi::{Control, Gate, MAX_DEVICES, Usage};
 
 use crate::driver::exit::in_driver;
 use crate::program::Program;
@@ -90,26 +90,22 @@ impl Compute {
         ) else {
             return;
         };
-        let is_shared = control.is_shared.load(Relaxed) != 0;
-        let excess = in_driver(|| sampler.settle(is_shared)).unwrap_or(0);
-        let (sampling, entered) = self.to_charge(sampler, index);
+        let nr_others = control.nr_others.load(Relaxed);
+        let excess = in_driver(|| sampler.settle(nr_others)).unwrap_or(0);
+        sampler.decide(sys::now());
+        let (sampling, charged, nsec) = sampler.nr_pending();
+        let all = self.program.slots.entered(self.session, index);
         let more = sampler.advance(&Seen {
             sampling,
-            entered,
+            entered: std::array::from_fn(|what| all[what].wrapping_sub(charged[what])),
+            charged: (charged, nsec),
             passed,
             progress,
-            is_shared,
+            is_shared: nr_others != 0,
         });
-        usage.submitted_nsec.fetch_add(more.wrapping_sub(excess), Relaxed);
-    }
-
-    /// Returns the number of samples that are not evaluated, and of submissions so far by kind, of those that
-    /// are charged at looks. The latter wraps.
-    fn to_charge(&self, sampler: &Sampler, index: usize) -> (usize, [u64; Submission::COUNT]) {
-        let (sampling, charged) = sampler.nr_pending();
-        let entered = self.program.slots.entered(self.session, index);
-        let rest = std::array::from_fn(|what| entered[what].wrapping_sub(charged[what]));
-        (sampling, rest)
+        usage
+            .submitted_nsec
+            .fetch_add(more.cast_unsigned().wrapping_sub(excess), Relaxed);
     }
 
     /// Corrects the published GPU time of a device when all of its submissions of unknown cost have ended.

@@ -10,7 +10,9 @@ mod timeline;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 use gcgroup_abi::{Submission, UNKNOWN_COST};
 use parking_lot::Mutex;
@@ -52,8 +54,11 @@ pub(crate) struct Sampler {
     /// I.371), nanoseconds.
     due: AtomicU64,
     epoch: AtomicU32,
-    /// Submissions that their threads have charged, by kind.
+    /// Whether submissions are sampled until the next look.
+    is_on: AtomicBool,
+    /// Submissions that their threads have charged, by kind, and the nanoseconds, without [`UNKNOWN_COST`].
     charged: [AtomicU64; Submission::COUNT],
+    charged_nsec: AtomicU64,
     unknown: Mutex<Unknown>,
     pending: Mutex<VecDeque<Record>>,
     /// Used by the helper alone, which calls the driver meanwhile.
@@ -93,7 +98,9 @@ impl Sampler {
         Self {
             due: AtomicU64::new(0),
             epoch: AtomicU32::new(0),
+            is_on: AtomicBool::new(true),
             charged: Default::default(),
+            charged_nsec: AtomicU64::new(0),
             unknown: Mutex::default(),
             pending: Mutex::default(),
             timelines: Mutex::default(),
@@ -101,9 +108,12 @@ impl Sampler {
         }
     }
 
-    /// Returns whether there is time for samples.
-    pub(super) fn may(&self, now: u64) -> bool {
-        self.due.load(Relaxed) < now + AHEAD
+    /// Decides at a look whether submissions are sampled until the next one: if there is time for it. A
+    /// decision at each submission would prefer those that follow a long one.
+    pub(super) fn decide(&self, now: u64) -> bool {
+        let is_on = self.due.load(Relaxed) < now + AHEAD;
+        self.is_on.store(is_on, Relaxed);
+        is_on
     }
 
     /// Records that submissions pass, or have passed, without being sampled.
@@ -111,10 +121,11 @@ impl Sampler {
         self.epoch.fetch_add(1, Relaxed);
     }
 
-    /// Records that the calling thread charges its submission.
-    pub(super) fn note_charged(&self, what: Submission) {
+    /// Records that the calling thread charges its submission as `nsec` nanoseconds.
+    pub(super) fn note_charged(&self, what: Submission, nsec: u64) {
+        self.charged_nsec.fetch_add(nsec, Relaxed);
         if let Some(count) = self.charged.get(what as usize) {
-            count.fetch_add(1, Relaxed);
+            count.fetch_add(1, Release);
         }
     }
 
@@ -157,7 +168,7 @@ impl Sampler {
     ) {
         let now = sys::now();
         let has_room = self.pending.lock().len() < MOST;
-        let start = (has_room && self.may(now))
+        let start = (has_room && self.is_on.load(Relaxed))
             .then(|| program.contexts.numbered(bound.context())?.moment(stream))
             .flatten();
         let Some(start) = start else {
@@ -209,9 +220,9 @@ impl Sampler {
     }
 
     /// Evaluates the samples that have ended, up to the first that has not, and returns the nanoseconds that
-    /// were published in excess for those whose cost was unknown. `is_shared`: other processes had the device
-    /// meanwhile. Called in the helper, which may call the driver.
-    pub(super) fn settle(&self, is_shared: bool) -> u64 {
+    /// were published in excess for those whose cost was unknown. `nr_others`: number of processes that had
+    /// work on the device too. Called in the helper, which may call the driver.
+    pub(super) fn settle(&self, nr_others: u32) -> u64 {
         let mut excess = 0;
         loop {
             let Some(context) = self
@@ -235,24 +246,23 @@ impl Sampler {
             let runs = context.with_current(|| self.timelines.lock().runs(context.id(), ended));
             let costs = &mut self.results.lock().costs;
             for run in runs.iter().flatten() {
-                costs.learn(run, is_shared);
-                if let Charge::Unknown(guess) = run.charge
-                    && self.unknown.lock().correct()
-                {
-                    let cost = costs.of(run.what, run.key).unwrap_or(run.took);
-                    excess += UNKNOWN_COST.saturating_sub(cost.saturating_sub(guess));
+                let counts = costs.learn(run, nr_others);
+                if matches!(run.charge, Charge::Unknown(_)) && self.unknown.lock().correct() {
+                    excess += UNKNOWN_COST;
+                    if !counts {
+                        costs.count_whole(run);
+                    }
                 }
             }
         }
     }
 
-    /// Returns the number of samples that are charged at looks and not evaluated, and how many submissions
-    /// the threads have charged, by kind.
-    pub(super) fn nr_pending(&self) -> (usize, [u64; Submission::COUNT]) {
-        let pending = self.pending.lock();
-        let is_ours = |record: &&Record| record.charge == Charge::Looks;
-        let count = pending.iter().filter(is_ours).count();
-        (count, self.charged.each_ref().map(|count| count.load(Relaxed)))
+    /// Returns the number of samples that are not evaluated, and how many submissions the threads have
+    /// charged, by kind, with their nanoseconds.
+    pub(super) fn nr_pending(&self) -> (usize, [u64; Submission::COUNT], u64) {
+        let sampling = self.pending.lock().len();
+        let charged = self.charged.each_ref().map(|count| count.load(Acquire));
+        (sampling, charged, self.charged_nsec.load(Relaxed))
     }
 
     /// Removes and returns the first records, all of this context, that have ended.
@@ -280,8 +290,8 @@ impl Sampler {
         }
     }
 
-    /// Returns the nanoseconds by which the GPU time of all submissions has grown since the last call.
-    pub(super) fn advance(&self, seen: &Seen) -> u64 {
+    /// Returns the nanoseconds to add to the published GPU time of all submissions.
+    pub(super) fn advance(&self, seen: &Seen) -> i64 {
         let results = &mut *self.results.lock();
         results.estimate.advance(seen, &results.costs)
     }
@@ -295,7 +305,6 @@ impl Sampler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn unknown_cost_settled_while_it_is_noted_is_charged_for_its_time() {

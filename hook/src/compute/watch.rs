@@ -7,10 +7,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Submission, Usage, UsageDevice};
+use gcgroup_abi::{BELL_AT_END, Gate, MAX_DEVICES, Usage, UsageDevice};
 
 use super::meter::{Meter, Used, ring_if_wanted};
-use super::sample::Progress;
+use super::sample::{Progress, Sampler};
 use super::{Compute, Gates};
 use crate::driver::cuda::CUstream;
 use crate::driver::exit::in_driver;
@@ -33,12 +33,12 @@ struct Round {
     again: Vec<Used>,
     /// When markers were last seen not to have passed, nanoseconds.
     last_look: u64,
-    /// Number of submissions of unknown cost, and by kind of those that are charged at looks, that all end
-    /// before the markers pass; `None`: threads were about to submit some.
+    /// Number of submissions of unknown cost, and of all, that all end before the markers pass; `None`:
+    /// threads were about to submit some.
     ended: Option<Submitted>,
 }
 
-type Submitted = (u64, [u64; Submission::COUNT]);
+type Submitted = (u64, u64);
 
 #[derive(Debug, Default)]
 struct Device {
@@ -190,13 +190,10 @@ impl Device {
     }
 }
 
-/// Returns the number of submissions so far whose cost was unknown, and by kind of those that are charged at
-/// looks.
+/// Returns the number of submissions so far whose cost was unknown, and of all.
 fn submitted(compute: &Compute, index: usize) -> Submitted {
-    let sampler = compute.samplers.get(index);
-    sampler.map_or_else(Default::default, |sampler| {
-        (sampler.nr_noted(), compute.to_charge(sampler, index).1)
-    })
+    let unknown = compute.samplers.get(index).map_or(0, Sampler::nr_noted);
+    (unknown, compute.program.slots.nr_entered(compute.session, index))
 }
 
 /// Returns whether a thread is inside a submission, or was when the caller read what the thread has recorded.

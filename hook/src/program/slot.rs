@@ -65,8 +65,8 @@ impl SlotState {
 pub(crate) enum Charge {
     /// At the looks of the helper.
     Looks,
-    /// At its gate, as what it is known to cost.
-    Known,
+    /// At its gate, as these nanoseconds, which it is known to cost.
+    Known(u64),
     /// As these nanoseconds and [`UNKNOWN_COST`](gcgroup_abi::UNKNOWN_COST), which is corrected later.
     Unknown(u64),
 }

@@ -235,7 +235,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
                 memory,
                 share_percent: percent(member.fair),
                 measures: settings.measures != 0,
-                is_shared: nr_busy > usize::from(one.is_busy),
+                nr_others: u32::try_from(nr_busy - usize::from(one.is_busy)).unwrap_or(u32::MAX),
                 waits_for: None,
             });
         }

@@ -37,8 +37,8 @@ pub(super) struct Order {
     pub share_percent: u64,
     /// Whether the process is to measure its work while its gate is open.
     pub measures: bool,
-    /// Whether other processes have work on the GPU.
-    pub is_shared: bool,
+    /// Number of other processes that have work on the GPU.
+    pub nr_others: u32,
     /// Place among the observed processes of the one that it waits for.
     pub waits_for: Option<(usize, WaitsFor)>,
 }
@@ -60,7 +60,7 @@ impl Order {
         },
         share_percent: 0,
         measures: false,
-        is_shared: false,
+        nr_others: 0,
         waits_for: None,
     };
 }

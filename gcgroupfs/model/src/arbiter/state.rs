@@ -195,7 +195,7 @@ impl State {
             memory: order.memory,
             share_percent: order.share_percent,
             measures: order.measures,
-            is_shared: order.is_shared,
+            nr_others: order.nr_others,
             waits_for: awaited.and_then(|(place, what)| Some((seen.get(place)?.id, what))),
         }
     }

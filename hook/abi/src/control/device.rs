@@ -238,11 +238,11 @@ pub struct ControlDevice {
     ///
     /// Ordering: `Relaxed`, ordered by `grant_answer`; a waiting thread that sees a reset late waits longer.
     pub high_wait_usec: AtomicU32,
-    /// Nonzero: other processes had work on the device at the daemon's last look, so that the time from the
+    /// Number of other processes that had work on the device at the daemon's last look: the time from the
     /// start of a kernel to its end includes theirs.
     ///
     /// Ordering: the daemon stores and the hook loads `Relaxed`: one word, no other data depends on it.
-    pub is_shared: AtomicU32,
+    pub nr_others: AtomicU32,
     /// When all submitted work is to have ended while the gate is [`Gate::Arbitrate`], because a process of
     /// higher priority is expected to have work then, nanoseconds of `CLOCK_MONOTONIC`; 0: none is expected.
     ///
@@ -290,6 +290,6 @@ const _: () = {
     assert!(offset_of!(ControlDevice, context_answer) == 208);
     assert!(offset_of!(ControlDevice, high) == 212);
     assert!(offset_of!(ControlDevice, high_wait_usec) == 216);
-    assert!(offset_of!(ControlDevice, is_shared) == 220);
+    assert!(offset_of!(ControlDevice, nr_others) == 220);
     assert!(offset_of!(ControlDevice, gap_until) == 224);
 };

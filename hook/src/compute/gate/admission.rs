@@ -66,15 +66,17 @@ impl Passing<'_> {
                     // The cost of a long submission is learned from the GPU time that is charged for it: it
                     // must not bound that.
                     let is_unknown = sampled.is_none() && !(is_known && guess < CHARGED);
+                    let cost = sampled.unwrap_or(guess);
                     charge = if is_unknown {
-                        Charge::Unknown(guess)
+                        Charge::Unknown(cost)
                     } else {
-                        Charge::Known
+                        Charge::Known(cost)
                     };
-                    let cost = sampled.unwrap_or(guess) + u64::from(is_unknown) * UNKNOWN_COST;
-                    usage.submitted_nsec.fetch_add(cost, Relaxed);
+                    usage
+                        .submitted_nsec
+                        .fetch_add(cost + u64::from(is_unknown) * UNKNOWN_COST, Relaxed);
                     if let Some(sampler) = sampler {
-                        sampler.note_charged(self.shape.what);
+                        sampler.note_charged(self.shape.what, cost);
                         // Only after it is published may the helper subtract it again.
                         if is_unknown {
                             sampler.note_unknown(now);

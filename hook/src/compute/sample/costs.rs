@@ -48,6 +48,18 @@ pub(super) struct Costs {
     /// Number of samples that are charged at looks by kind, and the GPU time of all of them, nanoseconds.
     pub(super) counted: [u64; Submission::COUNT],
     pub(super) nsec: f64,
+    pub(super) charged: Charged,
+}
+
+/// Samples that their threads have charged.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Charged {
+    pub count: u64,
+    /// Nanoseconds that the threads have charged, and to add to that: for those charged too little, at least
+    /// 0, and too much, at most 0.
+    pub nsec: f64,
+    pub more: f64,
+    pub less: f64,
 }
 
 #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
@@ -56,23 +68,25 @@ fn float(nsec: u64) -> f64 {
 }
 
 impl Costs {
-    /// Learns from a sample, unless it may overlap with work that was not sampled. `is_shared`: other
-    /// processes had the device meanwhile.
-    pub(super) fn learn(&mut self, run: &Run, is_shared: bool) {
+    /// Learns from a sample, unless it may overlap with work that was not sampled; returns whether its time
+    /// counts. `nr_others`: number of processes that had work on the device too.
+    pub(super) fn learn(&mut self, run: &Run, nr_others: u32) -> bool {
         if !run.is_apart {
-            return;
+            return false;
         }
-        let took = float(run.took);
+        let (took, is_shared) = (float(run.took), nr_others != 0);
+        // The least of a time if others had slices of it: before it began, and equal ones while it ran.
+        let others = f64::from(nr_others);
+        let own = |took: f64| (took - LONG * others) / (1.0 + others);
         let index = run.what as usize;
         if run.unsure > run.took / UNSURE {
             let known = self.of(run.what, run.key).map(float);
             let Some(likely) = known.or_else(|| self.mean(index)) else {
-                return;
+                return false;
             };
-            // Other processes may have had the rest of the time too.
-            let least = if is_shared { 0.0 } else { took - float(run.unsure) };
+            let least = own(took - float(run.unsure)).max(0.0);
             self.count(run, likely.clamp(least, took).min(float(run.alone)));
-            return;
+            return true;
         }
         if self.shapes.len() >= MOST && !self.shapes.contains_key(&run.key) {
             self.shapes.clear();
@@ -89,7 +103,7 @@ impl Costs {
             if let Some(mean) = known.mean.as_mut().filter(is_less) {
                 *mean += (took - *mean) * NEXT;
             }
-            known.mean.unwrap_or(known.least).min(took)
+            known.mean.unwrap_or(known.least).max(own(took)).min(took)
         } else {
             let mean = known.mean.get_or_insert(took);
             *mean += (took - *mean) * NEXT;
@@ -112,13 +126,27 @@ impl Costs {
             });
             (self.took, self.alone) = (self.took / 2.0, self.alone / 2.0);
         }
+        true
     }
 
-    /// Counts a sample that took `nsec`, unless it is charged elsewhere.
+    /// Counts a sample of which nothing could be learned as what its shape costs, or else as its whole time.
+    pub(super) fn count_whole(&mut self, run: &Run) {
+        self.count(run, float(self.of(run.what, run.key).unwrap_or(run.took)));
+    }
+
+    /// Counts a sample that took `nsec`.
     fn count(&mut self, run: &Run, nsec: f64) {
-        if run.charge == Charge::Looks {
-            self.nsec += nsec;
-            self.counted[run.what as usize] = self.counted[run.what as usize].wrapping_add(1);
+        match run.charge {
+            Charge::Looks => {
+                self.nsec += nsec;
+                self.counted[run.what as usize] = self.counted[run.what as usize].wrapping_add(1);
+            }
+            Charge::Known(charged) | Charge::Unknown(charged) => {
+                self.charged.count += 1;
+                self.charged.nsec += float(charged);
+                self.charged.more += (nsec - float(charged)).max(0.0);
+                self.charged.less += (nsec - float(charged)).min(0.0);
+            }
         }
     }
 
@@ -179,20 +207,20 @@ mod tests {
             unsure,
             ..run(100_000, 100_000)
         };
-        costs.learn(&unsure(99_900), false);
+        costs.learn(&unsure(99_900), 0);
         assert_eq!((costs.of(Submission::Kernel, 3), costs.counted), (None, [0; 3]));
-        costs.learn(&sure, false);
-        costs.learn(&unsure(99_900), false);
+        costs.learn(&sure, 0);
+        costs.learn(&unsure(99_900), 0);
         assert_eq!(costs.nsec, 2000.0);
-        costs.learn(&unsure(50_000), false);
+        costs.learn(&unsure(50_000), 0);
         assert_eq!(costs.nsec, 52_000.0);
-        costs.learn(&unsure(50_000), true);
+        costs.learn(&unsure(50_000), 1);
         assert_eq!(costs.nsec, 53_000.0, "the rest may be another process's slice");
         let other = Run {
             key: 4,
             ..unsure(50_000)
         };
-        costs.learn(&other, false);
+        costs.learn(&other, 0);
         assert_eq!(costs.nsec, 103_000.0, "more than the mean of all kernels");
         assert_eq!(costs.of(Submission::Kernel, 3), Some(1000));
         assert_eq!(costs.counted, [5, 0, 0]);
@@ -203,8 +231,8 @@ mod tests {
         let mut costs = Costs::default();
         assert_eq!(costs.of(Submission::Kernel, 3), None);
         for _ in 0..1000 {
-            costs.learn(&run(1000, 1000), false);
-            costs.learn(&run(1000, 0), false);
+            costs.learn(&run(1000, 1000), 0);
+            costs.learn(&run(1000, 0), 0);
         }
         for key in [3, 0] {
             let cost = costs.of(Submission::Kernel, key).unwrap();
@@ -219,22 +247,32 @@ mod tests {
     fn time_of_other_processes_does_not_raise_costs() {
         let mut costs = Costs::default();
         for _ in 0..100 {
-            costs.learn(&run(9000, 9000), true);
-            costs.learn(&run(1000, 1000), true);
+            costs.learn(&run(9000, 9000), 1);
+            costs.learn(&run(1000, 1000), 1);
         }
         let cost = costs.of(Submission::Kernel, 3).unwrap();
         assert!((1000..1300).contains(&cost), "{cost}");
-        costs.learn(&run(1500, 1500), false);
-        costs.learn(&run(9000, 9000), true);
+        costs.learn(&run(1500, 1500), 0);
+        costs.learn(&run(9000, 9000), 1);
         assert_eq!(costs.of(Submission::Kernel, 3), Some(1500));
     }
 
     #[test]
     fn long_submission_beside_others_has_no_cost_until_it_runs_alone() {
         let mut costs = Costs::default();
-        costs.learn(&run(9_000_000, 9_000_000), true);
+        costs.learn(&run(9_000_000, 9_000_000), 1);
         assert_eq!(costs.of(Submission::Kernel, 3), None);
-        costs.learn(&run(5_000_000, 5_000_000), false);
+        costs.learn(&run(5_000_000, 5_000_000), 0);
         assert_eq!(costs.of(Submission::Kernel, 3), Some(5_000_000));
+    }
+
+    #[test]
+    fn submission_longer_than_its_shape_and_others_slices_costs_its_part() {
+        let mut costs = Costs::default();
+        costs.learn(&run(1000, 1000), 0);
+        costs.learn(&run(3_000_000, 3_000_000), 1);
+        assert_eq!(costs.nsec, 2000.0, "it may have waited for the other process");
+        costs.learn(&run(204_000_000, 204_000_000), 1);
+        assert_eq!(costs.nsec, 100_002_000.0);
     }
 }

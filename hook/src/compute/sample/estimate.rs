@@ -7,7 +7,7 @@
 
 use gcgroup_abi::Submission;
 
-use super::costs::Costs;
+use super::costs::{Charged, Costs};
 
 /// Result of a look at the device.
 #[derive(Debug, Clone, Copy)]
@@ -16,11 +16,21 @@ pub(in crate::compute) struct Seen {
     pub sampling: usize,
     /// Submissions so far that are charged here, by kind; wraps.
     pub entered: [u64; Submission::COUNT],
+    /// Submissions so far that their threads have charged, by kind, and the nanoseconds; both wrap.
+    pub charged: ([u64; Submission::COUNT], u64),
     /// Nanoseconds since the last look.
     pub passed: u64,
     pub progress: Progress,
     /// Whether other processes had work on the device.
     pub is_shared: bool,
+}
+
+impl Seen {
+    /// Returns the number of submissions that threads have charged, without copies, and the nanoseconds.
+    fn all_charged(&self) -> (u64, u64) {
+        let counts = KINDS.map(|kind| self.charged.0[kind as usize]);
+        (counts.into_iter().fold(0, u64::wrapping_add), self.charged.1)
+    }
 }
 
 /// Progress of the work on a device since the last look at it.
@@ -47,6 +57,12 @@ pub(super) struct Estimate {
     nsec: f64,
     /// Submissions less samples since all work had last ended, by kind.
     unsampled: [i64; Submission::COUNT],
+    /// Submissions that their threads have charged, and samples of them, that are accounted for.
+    charged: (u64, u64),
+    evaluated: Charged,
+    /// Submissions less samples of them since all work had last ended, and what they were charged.
+    open: i64,
+    open_nsec: f64,
     /// GPU time of the submissions, the part of it that has surely passed, and what has been published,
     /// nanoseconds.
     all: f64,
@@ -63,13 +79,14 @@ pub(super) struct Estimate {
 
 impl Estimate {
     /// Returns the nanoseconds to add to the published GPU time.
-    pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> u64 {
+    pub(super) fn advance(&mut self, seen: &Seen, costs: &Costs) -> i64 {
         let begins = !std::mem::replace(&mut self.counts, true);
         if begins {
             self.has_earlier = seen.entered != self.entered;
             (self.entered, self.counted, self.nsec) = (seen.entered, costs.counted, costs.nsec);
+            (self.charged, self.evaluated) = (seen.all_charged(), costs.charged);
         }
-        let (before, counted) = (self.all, self.counted);
+        let (before, counted, evaluated) = (self.all, self.counted, self.evaluated.count);
         let (mut is_priced, mut late, mut unsampled) = (true, 0.0, 0.0);
         for index in KINDS.map(|kind| kind as usize) {
             let new = seen.entered[index]
@@ -100,12 +117,13 @@ impl Estimate {
             self.ended = before;
         }
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
+        let less = self.take_charged(seen, &costs.charged);
         // What has ended is known exactly if all other submissions are samples that have not.
-        let nr_unsampled: i64 = self.unsampled.iter().sum();
+        let nr_unsampled = self.unsampled.iter().sum::<i64>() + self.open;
         let is_exact = is_priced && !self.has_earlier && usize::try_from(nr_unsampled) == Ok(seen.sampling);
-        let has_learned = nr_unsampled == 0 || counted != self.counted;
+        let has_learned = nr_unsampled == 0 || counted != self.counted || evaluated != self.evaluated.count;
         match seen.progress {
-            _ if is_exact && has_learned => self.ended = self.all - unsampled,
+            _ if is_exact && has_learned => self.ended = self.all - unsampled - self.open_nsec,
             // Only earlier work can run.
             Progress::None if self.has_earlier && is_priced && nr_unsampled <= 0 => {
                 (self.all, self.ended) = (self.all + passed, self.ended + passed);
@@ -132,20 +150,31 @@ impl Estimate {
         // Markers that were set since counting began have passed.
         self.has_earlier &= begins || matches!(seen.progress, Progress::None | Progress::Unseen);
         if seen.progress == Progress::Idle {
-            self.unsampled = Default::default();
+            (self.unsampled, self.open, self.open_nsec) = Default::default();
         }
         let total = self.all.max(self.ended);
-        let more = (total - self.published).max(0.0);
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "nanoseconds of less than a day"
-        )]
-        let more = more as u64;
-        #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
-        let published = more as f64;
-        self.published += published;
+        let more = ((total - self.published).max(0.0) + less).trunc();
+        self.published += more - less;
+        #[allow(clippy::cast_possible_truncation, reason = "nanoseconds of less than a day")]
+        let more = more as i64;
         more
+    }
+
+    /// Accounts for what threads have charged themselves, which is published, and for the samples of that.
+    /// Returns what these show to have been too much, at most 0: it is subtracted at once, since the daemon
+    /// has not charged more than the time for which there was work.
+    #[allow(clippy::cast_precision_loss, reason = "nanoseconds of less than a day")]
+    fn take_charged(&mut self, seen: &Seen, evaluated: &Charged) -> f64 {
+        let last = std::mem::replace(&mut self.evaluated, *evaluated);
+        let before = std::mem::replace(&mut self.charged, seen.all_charged());
+        let count = self.charged.0.wrapping_sub(before.0).cast_signed();
+        let nsec = self.charged.1.wrapping_sub(before.1) as f64;
+        let less = evaluated.less - last.less;
+        self.all += nsec + less + evaluated.more - last.more;
+        self.published += nsec + less;
+        self.open += count - evaluated.count.wrapping_sub(last.count).cast_signed();
+        self.open_nsec += nsec - (evaluated.nsec - last.nsec);
+        less
     }
 
     /// Leaves out submissions until the next [`Self::advance`].
@@ -164,6 +193,7 @@ mod tests {
         Seen {
             sampling: 0,
             entered: [kernels, 0, 0],
+            charged: Default::default(),
             passed,
             progress,
             is_shared: false,
@@ -177,8 +207,8 @@ mod tests {
         }
     }
 
-    fn learn(costs: &mut Costs, took: u64) {
-        let run = Run {
+    fn of_kernel(took: u64) -> Run {
+        Run {
             what: Submission::Kernel,
             key: 1,
             took,
@@ -186,8 +216,11 @@ mod tests {
             unsure: 0,
             is_apart: true,
             charge: Charge::Looks,
-        };
-        costs.learn(&run, false);
+        }
+    }
+
+    fn learn(costs: &mut Costs, took: u64) {
+        costs.learn(&of_kernel(took), 0);
     }
 
     #[test]
@@ -343,5 +376,52 @@ mod tests {
         learn(&mut costs, 1000);
         let mut look = |kernels| estimate.advance(&seen(kernels, 0, Progress::Some), &costs);
         assert_eq!([1, 3, 2, 3, 4].map(&mut look), [1000, 2000, 0, 0, 1000]);
+    }
+
+    #[test]
+    fn submission_that_runs_longer_than_its_thread_has_charged_counts_once() {
+        let (mut estimate, mut costs) = (counting(), Costs::default());
+        learn(&mut costs, 1000);
+        estimate.advance(&seen(1, 0, Progress::Idle), &costs);
+        let look = |sampling, passed, progress| Seen {
+            sampling,
+            charged: ([1, 0, 0], 1000),
+            ..seen(1, passed, progress)
+        };
+        assert_eq!(estimate.advance(&look(1, 600, Progress::None), &costs), 0);
+        assert_eq!(estimate.advance(&look(1, 5000, Progress::None), &costs), 4600);
+        let run = Run {
+            charge: Charge::Known(1000),
+            ..of_kernel(6000)
+        };
+        costs.learn(&run, 0);
+        assert_eq!(estimate.advance(&look(0, 100, Progress::Idle), &costs), 400);
+        let next = Seen {
+            charged: ([2, 0, 0], 2000),
+            ..seen(1, 3000, Progress::None)
+        };
+        assert_eq!(estimate.advance(&next, &costs), 2000, "one that is not sampled");
+    }
+
+    #[test]
+    fn what_a_thread_has_charged_too_much_is_subtracted_at_once() {
+        let (mut estimate, mut costs) = (counting(), Costs::default());
+        learn(&mut costs, 1000);
+        estimate.advance(&seen(1, 0, Progress::Idle), &costs);
+        let run = Run {
+            charge: Charge::Known(50_000),
+            ..of_kernel(1000)
+        };
+        costs.learn(&run, 0);
+        let look = |count, nsec, passed, progress| Seen {
+            charged: ([count, 0, 0], nsec),
+            ..seen(1, passed, progress)
+        };
+        assert_eq!(
+            estimate.advance(&look(1, 50_000, 10, Progress::Idle), &costs),
+            -49_000
+        );
+        let next = look(2, 51_000, 30_000, Progress::None);
+        assert_eq!(estimate.advance(&next, &costs), 29_000);
     }
 }

@@ -23,8 +23,8 @@ pub struct GateOrder {
     pub share_percent: u64,
     /// Whether the process is to measure its work while the gate is open.
     pub measures: bool,
-    /// Whether other processes have work on the device.
-    pub is_shared: bool,
+    /// Number of other processes that have work on the device.
+    pub nr_others: u32,
     /// The process that it waits for.
     pub waits_for: Option<(ProcessId, WaitsFor)>,
 }
@@ -44,7 +44,7 @@ impl GateOrder {
         },
         share_percent: 0,
         measures: false,
-        is_shared: false,
+        nr_others: 0,
         waits_for: None,
     };
 }
@@ -89,7 +89,7 @@ pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &G
     if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
         moved.is_news = true;
     }
-    control.is_shared.store(order.is_shared.into(), Relaxed);
+    control.nr_others.store(order.nr_others, Relaxed);
     control.set_wants_bell(order.wants_bell, order.wants_end);
     if control.resident_limit.load(Relaxed) != order.memory.resident_limit {
         control.resident_limit.store(order.memory.resident_limit, Relaxed);
