@@ -104,7 +104,8 @@ impl Estimate {
                     late += std::mem::take(&mut self.unpriced[index]).max(0) as f64 * mean;
                 }
                 None => {
-                    is_priced &= new == 0 && self.unpriced[index] == 0;
+                    // Less than before if launches became part of a graph.
+                    is_priced &= self.unpriced[index] + new <= 0;
                     continue;
                 }
             }
@@ -142,7 +143,7 @@ impl Estimate {
                     .iter_mut()
                     .zip(seen.entered.iter().zip(self.entered))
                 {
-                    *count += new.wrapping_sub(old).cast_signed();
+                    *count = (*count + new.wrapping_sub(old).cast_signed()).max(0);
                 }
                 (self.ended, self.entered) = (self.ended.max(self.all), seen.entered);
             }
@@ -401,6 +402,26 @@ mod tests {
             ..seen(1, 3000, Progress::None)
         };
         assert_eq!(estimate.advance(&next, &costs), 2000, "one that is not sampled");
+    }
+
+    #[test]
+    fn launches_that_become_part_of_a_graph_are_priced() {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        let look = |entered, progress| Seen {
+            entered,
+            ..seen(0, 700, progress)
+        };
+        estimate.advance(&look([1, 0, 0], Progress::Unseen), &costs);
+        let run = Run {
+            what: Submission::Graph,
+            ..of_kernel(1000)
+        };
+        costs.learn(&run, 0);
+        estimate.advance(&look([0, 1, 0], Progress::Some), &costs);
+        estimate.advance(&look([0, 1, 0], Progress::Idle), &costs);
+        assert_eq!(estimate.advance(&look([0, 2, 0], Progress::Some), &costs), 1000);
+        estimate.advance(&look([0, 2, 0], Progress::Idle), &costs);
+        assert_eq!(estimate.advance(&look([0, 3, 0], Progress::Some), &costs), 1000);
     }
 
     #[test]
