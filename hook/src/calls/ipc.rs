@@ -28,11 +28,11 @@ fn entry_at(hook: &Hook, address: CUdeviceptr) -> Option<Entry> {
 
 /// `cuIpcGetMemHandle`.
 pub(crate) fn export(address: CUdeviceptr, next: Next<'_>) -> CUresult {
-    next()?;
+    // Before the call: the process may end, or another thread free the memory, as soon as it is shared.
     if let Some(hook) = hook::get() {
         hook.memory.share_block(address);
     }
-    Ok(())
+    next()
 }
 
 /// `cuIpcOpenMemHandle`.

@@ -230,11 +230,11 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
 
 /// `cuMemPoolExportToShareableHandle`.
 pub(crate) fn export(pool: CUmemoryPool, next: Next<'_>) -> CUresult {
-    next()?;
+    // Before the call, as in `cuIpcGetMemHandle`.
     if let Some(hook) = hook::get() {
         hook.memory.share_pool(pool);
     }
-    Ok(())
+    next()
 }
 
 /// `cuMemPoolDestroy`: the pool exists until its last allocation is freed.

@@ -80,11 +80,11 @@ pub(crate) fn import(handle: *mut CUmemGenericAllocationHandle, next: Next<'_>) 
 
 /// `cuMemExportToShareableHandle`.
 pub(crate) fn export(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> CUresult {
-    next()?;
+    // Before the call, as in `cuIpcGetMemHandle`.
     if let Some(hook) = hook::get() {
         hook.memory.share_handle(handle);
     }
-    Ok(())
+    next()
 }
 
 /// `cuMemRelease`.
@@ -98,6 +98,7 @@ pub(crate) fn release(handle: CUmemGenericAllocationHandle, next: Next<'_>) -> C
     let Some(released) = released else {
         return next();
     };
+    let _freeing = hook.memory.freeing_shared();
     let result = next();
     match result {
         Ok(()) => hook.memory.bury(&gone),
@@ -148,6 +149,7 @@ pub(crate) fn unmap(address: CUdeviceptr, bytes: usize, next: Next<'_>) -> CUres
     let taken = hook
         .memory
         .physical(|physical, _| physical.take_mappings(address.0, bytes as u64));
+    let _freeing = hook.memory.freeing_shared();
     let result = next();
     hook.memory.physical(|physical, gone| {
         for range @ (.., number) in taken {

@@ -263,6 +263,7 @@ impl Memory {
                 is_pools: false,
             };
         };
+        let _freeing = entry.is_shared().then(|| self.freeing_shared());
         let result = next();
         if result.is_err() {
             self.put_back(ledger, key, entry);
@@ -281,12 +282,12 @@ impl Memory {
     #[cold]
     #[inline(never)]
     fn discharge_shared(&self, entry: &Entry, pages: u64) {
-        self.unshare();
         if entry.is_charged() {
             self.keep_shared(entry.local, entry.index(), entry.charged() + pages);
         } else if entry.size == 0 {
             self.count_unsized(entry, 1_u64.wrapping_neg());
         }
+        self.unshare();
     }
 
     #[cold]

@@ -7,10 +7,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gcgroup_abi::Kind;
+use gcgroup_abi::{Kind, OTHER_DEVICE};
 
 use super::Memory;
 use super::ledger::Entry;
+use super::page_counter::Unsettled;
 use crate::driver;
 use crate::driver::cuda::{CUdeviceptr, CUmemGenericAllocationHandle, CUmemoryPool};
 
@@ -63,6 +64,13 @@ impl Memory {
         {
             device.nr_unsized.fetch_add(number, Relaxed);
         }
+    }
+
+    /// Marks a call that may free shared memory, until its charge is kept: between, the driver has freed it
+    /// and others may hold it.
+    pub(crate) fn freeing_shared(&self) -> Option<Unsettled<'_>> {
+        let shares = self.usage().nr_shared.load(Relaxed) != 0;
+        shares.then(|| Unsettled::on(self.usage(), OTHER_DEVICE))
     }
 
     /// Counts memory or a pool as no longer shared.

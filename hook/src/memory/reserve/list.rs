@@ -320,8 +320,8 @@ impl Reserves {
         pool.add_kind(memory, pool.index(), bytes.wrapping_neg());
         drop(account);
         if pool.is_shared.swap(false, Relaxed) {
-            memory.unshare();
             memory.keep_shared(pool.local, pool.index(), bytes);
+            memory.unshare();
         } else {
             memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
         }
