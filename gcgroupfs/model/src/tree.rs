@@ -150,7 +150,7 @@ pub use suspend::Pending;
 pub use suspension::{Exchange, Step};
 pub use transient::Transient;
 pub use unmanaged::{OnUnmanaged, Reason, Unmanaged};
-pub use untrusted::{Ledger, Untrusted};
+pub use untrusted::{Intake, Ledger, Untrusted};
 pub use user_change::{Action, UserChange};
 pub use view::{Scope, View};
 pub use waits::WaitsFor;

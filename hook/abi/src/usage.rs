@@ -88,7 +88,12 @@ pub struct Usage {
     /// Ordering: the hook stores `Release` after it has prepared the slot; the daemon loads `Acquire`: it
     /// sees slots only as they were prepared.
     pub nr_threads: AtomicU32,
-    reserved_total: AtomicU64,
+    /// Bytes ever charged on all devices, also those that were uncharged again, and those that moved from one
+    /// device to another. Wraps.
+    ///
+    /// Ordering: the hook stores `Release` under a lock before it calls the driver; the daemon loads
+    /// `Acquire`: what the device has at a moment has been counted by then.
+    pub memory_taken: AtomicU64,
     /// Highest total charge on all devices since the reset numbered `peak_generation`.
     ///
     /// Ordering: as [`UsageDevice::memory_peak`].
@@ -303,6 +308,7 @@ impl Usage {
 #[cfg(not(loom))]
 const _: () = {
     assert!(offset_of!(Usage, nr_threads) == 12);
+    assert!(offset_of!(Usage, memory_taken) == 16);
     assert!(offset_of!(Usage, memory_peak) == 24);
     assert!(offset_of!(Usage, peak_generation) == 32);
     assert!(offset_of!(Usage, nr_max) == 40);

@@ -69,6 +69,13 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
     }
 }
 
+/// Counts bytes that are about to be charged. Only with the lock of the total, so plain stores do.
+#[inline]
+fn count_taken(usage: &Usage, bytes: u64) {
+    let taken = &usage.memory_taken;
+    taken.store(taken.load(Relaxed).wrapping_add(bytes), Release);
+}
+
 /// Total bytes charged on a device and on all devices, after a charge.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
@@ -123,6 +130,7 @@ impl PageCounter {
         };
         let on_device = device_limit(control, index);
         let mut total = self.total.lock();
+        count_taken(usage, bytes);
         if !has_room(*total, bytes, process_limit(control)) {
             let fits = has_room(device.memory_current.load(Relaxed), bytes, on_device);
             return Err(if fits { Full::Process } else { Full::Device(index) });
@@ -147,6 +155,7 @@ impl PageCounter {
         };
         let sums = {
             let mut total = self.total.lock();
+            count_taken(usage, bytes);
             let before = device.memory_current.fetch_add(bytes, SeqCst);
             *total = total.wrapping_add(bytes);
             Sums {
@@ -276,6 +285,7 @@ impl PageCounter {
         };
         let in_device = {
             let _total = self.total.lock();
+            count_taken(usage, bytes);
             let before = into.memory_current.fetch_add(bytes, SeqCst);
             uncharge(&from.memory_current, bytes);
             before.wrapping_add(bytes)

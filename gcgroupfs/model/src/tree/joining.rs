@@ -84,6 +84,7 @@ impl Tree {
         let charged = (0..state.devices.len()).map(|device| usage::charged_nsec(&process, device));
         process.energy = Energy::new(energy.unwrap_or(0), charged);
         state.pids.insert(pid, id);
+        state.orphaned.nr_joined += 1;
         state.processes.insert(id, Box::new(process));
         state.note_users(id);
         state.note_quotas(id.0);
@@ -175,7 +176,9 @@ impl State {
                 }
             }
         }
-        self.keep_shared(id);
+        if !goes_on {
+            self.keep_shared(id);
+        }
         self.exit(id, goes_on, notices);
         self.grants.leave(id);
         self.swap_grants.leave(id);

@@ -28,6 +28,8 @@ pub(super) struct Orphaned {
     left: BTreeMap<(GroupId, usize), u64>,
     /// Bytes that a group is charged for both.
     charged: BTreeMap<(GroupId, usize), u64>,
+    /// Number of processes that have ever registered.
+    pub(super) nr_joined: u64,
 }
 
 impl Orphaned {
@@ -59,6 +61,11 @@ impl Tree {
         !self.state.lock().orphaned.charged.is_empty()
     }
 
+    /// Returns the number of registrations so far.
+    pub fn nr_joined(&self) -> u64 {
+        self.state.lock().orphaned.nr_joined
+    }
+
     /// Returns the processes whose shared memory is to be measured.
     pub fn ended_owners(&self) -> Vec<EndedOwner> {
         self.state.lock().orphaned.owners.clone()
@@ -78,6 +85,7 @@ impl Tree {
                 owners,
                 left,
                 charged,
+                ..
             } = &mut state.orphaned;
             owners.retain(|owner| {
                 let share = ended

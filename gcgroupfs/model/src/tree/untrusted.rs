@@ -27,7 +27,7 @@ use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
 
 pub(super) use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
-pub use ledger::Ledger;
+pub use ledger::{Intake, Ledger};
 pub(super) use stall::{StallTimes, StallsSeen};
 
 /// Upper bound of every count and every number of bytes: not reached in a century, and representable by every
@@ -69,7 +69,7 @@ impl<'a> Untrusted<'a> {
     }
 
     /// Returns whether the process claims that it has exported memory to other processes or opened theirs.
-    pub(super) fn shares_memory(self) -> bool {
+    pub fn shares_memory(self) -> bool {
         self.usage.nr_shared.load(Relaxed) != 0
     }
 
@@ -187,6 +187,14 @@ impl<'a> Untrusted<'a> {
         let freed = slots.filter_map(|slot| self.usage.devices.get(slot));
         let freed = freed.map(|device| device.shared_freed.load(Acquire).min(MOST));
         (freed.sum(), opened)
+    }
+
+    /// Returns the bytes charged for pools on the device of a slot if the process shares memory, else 0: the
+    /// driver can shrink a pool at any time, and others hold what it has released.
+    pub fn shared_pools(self, slot: usize) -> u64 {
+        let Allocations { kinds, .. } = self.usage.allocations(slot);
+        let pools = kinds[Kind::Pool as usize].min(MOST);
+        if self.shares_memory() { pools } else { 0 }
     }
 
     /// Returns the bytes swapped out from all devices, at most `most` from each.

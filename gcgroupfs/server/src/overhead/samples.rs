@@ -145,12 +145,7 @@ impl Samples {
         let (mut processes, others): (Vec<&Governed>, Vec<&Governed>) =
             all.iter().partition(|process| self.is_involved(look, process));
         let mut before: Vec<Before> = processes.iter().map(read).collect();
-        let note = |(id, _, blocks): &Governed| self.unowned.note(*id, blocks.as_ref(), device);
-        let is_shared = all
-            .iter()
-            .map(note)
-            .fold(tree.has_orphaned(), |any, one| any | one);
-        let held = self.unowned.held(source, device, is_shared);
+        let held = self.unowned.look(tree, source, device);
         // These have claimed nothing yet, or hide what they use.
         let is_listed = |pid: &u32| held.as_ref().is_some_and(|held| held.contains_key(pid));
         let listed = others.into_iter().filter(|(_, pid, _)| is_listed(pid));
@@ -194,14 +189,12 @@ impl Samples {
             }
             self.note_involved(look, process, is_listed(pid));
         }
-        let running = all.iter().map(|(id, pid, _)| (*id, *pid));
-        self.unowned
-            .settle(tree, (device, is_shared), ended, (running, is_listed));
+        self.unowned.settle(tree, device, ended, (all, is_listed));
         let Some(held) = held else {
             return;
         };
         // Governed processes need not be listed.
-        if all.is_empty() && held.is_empty() && !is_shared {
+        if all.is_empty() && held.is_empty() && !tree.has_orphaned() {
             self.idle.note(device, source.used(device));
         }
         tree.show_held(device, &shown);

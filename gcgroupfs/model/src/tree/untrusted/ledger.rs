@@ -7,7 +7,7 @@ use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, UsageDevice};
 use super::Untrusted;
 
 /// A process's ledger for a device as written by the process: only compared and subtracted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ledger {
     charged: u64,
     /// The part of `charged` that is for contexts.
@@ -113,6 +113,49 @@ impl Ledger {
         let least = held.saturating_sub(charged);
         let most = held.saturating_sub(charged.saturating_sub(self.managed));
         known.min(most).max(least)
+    }
+}
+
+/// Most bytes that a call takes which is not charged before.
+const UNKNOWN: u64 = 1 << 30;
+
+/// A reading of what a process has taken of a device, to be compared with a later one.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Intake {
+    ledger: Ledger,
+    /// Bytes ever charged, on all devices.
+    taken: u64,
+    nr_contexts: u64,
+}
+
+impl Intake {
+    /// Reads it. `None`: there is no such device.
+    pub fn of(usage: Untrusted<'_>, device: usize) -> Option<Self> {
+        Some(Self {
+            ledger: Ledger::of(usage, device)?,
+            taken: usage.usage.memory_taken.load(Acquire),
+            nr_contexts: usage.nr_contexts(device),
+        })
+    }
+
+    /// Returns the most bytes that the process can have taken between this reading and a later one, whether
+    /// it has freed them again or not.
+    pub fn until(&self, later: &Self) -> u64 {
+        let is_unknown = self.is_in_call() || later.is_in_call() || self.nr_contexts != later.nr_contexts;
+        let (started, charged) = (later.taken.wrapping_sub(self.taken), self.ledger.prepared());
+        let unknown = if is_unknown { UNKNOWN } else { 0 };
+        started.saturating_add(charged).saturating_add(unknown)
+    }
+
+    /// Returns whether no call of the process freed shared memory between this reading and a later one; the
+    /// driver may have shrunk pools.
+    pub fn is_quiet(&self, later: &Self) -> bool {
+        self.ledger.unsettled == later.ledger.unsettled && !self.is_in_call()
+    }
+
+    /// Returns whether a call is under way that may take more than is charged, and does not end at once.
+    fn is_in_call(&self) -> bool {
+        self.ledger.unsettled & u64::from(u32::MAX) != 0
     }
 }
 

@@ -21,12 +21,7 @@ impl Samples {
             };
             let ledger = |(_, (_, _, blocks)): &(usize, Governed)| Ledger::of(blocks.usage(), *device);
             let before: Vec<_> = all.iter().map(ledger).collect();
-            let note =
-                |(_, (id, _, blocks)): &(usize, Governed)| self.unowned.note(*id, blocks.as_ref(), *device);
-            let held = match all.iter().map(note).fold(false, |any, one| any | one) {
-                true => self.unowned.held(source, *device, true),
-                false => source.held(*device),
-            };
+            let held = self.unowned.look(tree, source, *device);
             for ((_, process), before) in all.iter().zip(before) {
                 let bytes = held.as_ref().and_then(|held| *held.get(&process.1)?);
                 let held = (bytes.unwrap_or(0), true);
