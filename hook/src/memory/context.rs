@@ -26,11 +26,13 @@ use crate::{helper, sys};
 
 /// Longest wait of an allocation for the measurement of contexts.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// Longest wait for the measurement of shared memory that was freed: none of it may be there any more.
+const SHARED_PATIENCE: Duration = Duration::from_secs(2);
 /// Age of a request that is repeated for a waiting thread, nanoseconds. The daemon hurries for twice as long.
 const ASK_AGAIN: u64 = 50_000_000;
-/// How long no allocation waits after a wait in vain, nanoseconds. Where nothing tells what contexts take,
-/// waits are a hundredth of the time. A program that allocates without pause is measured while it waits.
-const IN_VAIN: u64 = 10_000_000_000;
+/// How long no allocation waits after a wait in vain, in waits. Where nothing tells what contexts take, waits
+/// are a hundredth of the time. A program that allocates without pause is measured while it waits.
+const IN_VAIN: u32 = 100;
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
 /// Longest wait for another thread that makes a context on the device.
@@ -78,6 +80,15 @@ impl Contexts {
     fn doubt_all(&self, all: &[Charged]) {
         self.doubt(all);
         self.wait_again.store(0, Relaxed);
+    }
+
+    /// Returns how long an allocation may wait for the measurements that are requested.
+    fn patience(&self) -> Duration {
+        let all = self.charged.lock();
+        match all.iter().any(|charged| charged.is_asked && charged.is_shared()) {
+            true => SHARED_PATIENCE,
+            false => PATIENCE,
+        }
     }
 
     fn doubt(&self, all: &[Charged]) {
@@ -317,11 +328,11 @@ impl Memory {
         }
     }
 
-    /// Waits until contexts are measured, at most [`PATIENCE`].
+    /// Waits until contexts are measured, at most [`PATIENCE`], and freed memory that was shared.
     #[cold]
     #[inline(never)]
     fn await_sizes(&self) {
-        let until = Instant::now() + PATIENCE;
+        let begun = Instant::now();
         if self.settle_contexts() || helper::is_caller() {
             return;
         }
@@ -334,13 +345,15 @@ impl Memory {
             if self.settle_contexts() {
                 return;
             }
-            let left = until.saturating_duration_since(Instant::now());
+            let patience = self.contexts.patience();
+            let left = patience.saturating_sub(begun.elapsed());
             let may_wait = !exit::is_exiting() && self.session.connection.lock().is_some();
             if !may_wait {
                 return;
             }
             if left.is_zero() {
-                let again = sys::now().saturating_add(IN_VAIN);
+                let pause = u64::try_from((patience * IN_VAIN).as_nanos()).unwrap_or(u64::MAX);
+                let again = sys::now().saturating_add(pause);
                 return self.contexts.wait_again.store(again, Relaxed);
             }
             self.session.ring();

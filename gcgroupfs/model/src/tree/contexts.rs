@@ -14,6 +14,8 @@ use super::{Blocks, GroupId, MEMORY_LIMIT, Notice, ProcessId, State, Tree, enfor
 /// Time for which a request to measure contexts is tried at short intervals; afterwards they are measured
 /// with everything else.
 const HURRY: Duration = Duration::from_millis(100);
+/// Longest delay of a refusal in a group that is charged for all that ended processes had shared.
+const MOST_DELAY: Duration = Duration::from_secs(2);
 
 /// A process with contexts that are to be measured on a device: the device, and the process with its pid and
 /// blocks.
@@ -48,7 +50,7 @@ impl Tree {
                 let Some((number, kept)) = number.zip(process.devices.get_mut(device)) else {
                     continue;
                 };
-                if is_recent(&mut kept.size_asked, number, now) {
+                if is_recent(&mut kept.size_asked, number, now, HURRY) {
                     let one = (process.id, process.identity.pid, process.blocks.clone());
                     awaited.push((device, one));
                 }
@@ -101,12 +103,12 @@ impl Process {
     }
 }
 
-/// Returns whether a request is at most [`HURRY`] old; `seen` is the last one that was seen, and when.
-fn is_recent(seen: &mut (u32, Duration), number: u32, now: Duration) -> bool {
+/// Returns whether a request is less than `most` old; `seen` is the last one that was seen, and when.
+fn is_recent(seen: &mut (u32, Duration), number: u32, now: Duration, most: Duration) -> bool {
     if seen.0 != number {
         *seen = (number, now);
     }
-    now.saturating_sub(seen.1) < HURRY
+    now.saturating_sub(seen.1) < most
 }
 
 impl State {
@@ -125,15 +127,17 @@ impl State {
             let (Some(request), Some(mut seen)) = (request, seen) else {
                 return false;
             };
-            is_recent(&mut seen, request, now)
+            is_recent(&mut seen, request, now, HURRY)
         };
         let is_in_group = |id: GroupId| self.chain(Some(id)).contains(&group);
-        if !self.within(group).into_iter().any(awaits) && !self.orphaned.unmeasured().any(is_in_group) {
-            return false;
-        }
+        let most = match self.orphaned.unmeasured().any(is_in_group) {
+            true => MOST_DELAY,
+            false if self.within(group).into_iter().any(awaits) => HURRY,
+            false => return false,
+        };
         let process = self.processes.get_mut(&id);
         let kept = process.and_then(|process| process.devices.get_mut(device));
-        kept.is_some_and(|kept| is_recent(&mut kept.refusal_delayed, number, now))
+        kept.is_some_and(|kept| is_recent(&mut kept.refusal_delayed, number, now, most))
     }
 
     /// Notes new requests of a process.
