@@ -3,9 +3,9 @@
 //!
 //! - Where less than one growth step of a pool is left, an allocation may have another outcome, since a pool
 //!   grows by smaller steps on a card that is nearly full.
-//! - A module is charged after it was loaded, by an estimate. What is uncharged after it was unloaded is what
-//!   the daemon measures. So modules may exceed a limit, and may be counted for 2 s after their end; while
-//!   managed memory is held, for as long.
+//! - A module, or the growth of a heap, is charged after the call, by an estimate. What is uncharged after
+//!   its end is what the daemon measures. So they may exceed a limit, and may be counted for 2 s after their
+//!   end; while managed memory is held, for as long.
 
 use std::time::Duration;
 
@@ -25,6 +25,9 @@ const SLOTS: u64 = 24;
 /// Bytes of a context, and of a module.
 const CONTEXT: u64 = 8 * MIB;
 const CODE: u64 = 256 << 10;
+/// Number of the limit of a context that is its heap, and the size that it has at first.
+const HEAP: u32 = 2;
+const SMALLEST_HEAP: u64 = 8 * MIB;
 
 /// A program, on a card of the size of the limit or under the limit.
 struct Side {
@@ -37,6 +40,9 @@ impl Side {
         calls.put("properties", 0, 4, 1);
         calls.put("properties", 8, 4, 1);
         calls.ok("cuMemPoolCreate &keeping &properties");
+        for at in [0, 4, 8] {
+            calls.put("exportable", at, 4, 1);
+        }
         calls.put("threshold", 0, 8, u64::MAX);
         calls.ok("cuMemPoolSetAttribute $keeping 4 &threshold");
         let ptx = b".version 7.8\n.target sm_75\n.address_size 64\n";
@@ -96,7 +102,7 @@ fn block(random: &mut Random, slot: u64) -> Block {
     let (rows, pages) = (bytes.div_ceil(1024), bytes.next_multiple_of(2 * MIB));
     let freed = format!("cuMemFree_v2 $b{slot}");
     let freed_later = format!("cuMemFreeAsync $b{slot} {stream}");
-    match random.below(12) {
+    match random.below(14) {
         0 => Block::new(format!("cuMemAlloc_v2 &b{slot} {bytes}"), freed, bytes),
         1 => Block::new(
             format!("cuMemAllocPitch_v2 &b{slot} &pitch 1000 {rows} 4"),
@@ -159,6 +165,27 @@ fn block(random: &mut Random, slot: u64) -> Block {
             format!("cuModuleUnload $b{slot}"),
             CODE,
         ),
+        11 => Block {
+            after: vec![
+                format!("cuMemExportToShareableHandle &d{slot} $b{slot} 1 0"),
+                format!("cuMemImportFromShareableHandle &i{slot} $d{slot} 1"),
+            ],
+            free: vec![
+                format!("cuMemRelease $b{slot}"),
+                format!("cuMemRelease $i{slot}"),
+                format!("close $d{slot}"),
+            ],
+            ..Block::new(
+                format!("cuMemCreate &b{slot} {pages} &exportable 0"),
+                String::new(),
+                pages,
+            )
+        },
+        12 => Block::new(
+            format!("cuCtxSetLimit {HEAP} {}", SMALLEST_HEAP + bytes / 16),
+            format!("cuCtxSetLimit {HEAP} {SMALLEST_HEAP}"),
+            bytes / 16,
+        ),
         _ => Block {
             before: vec![
                 format!("cuStreamBeginCapture_v2 {stream} 0"),
@@ -217,7 +244,7 @@ fn limit_gives_what_a_card_of_its_size_gives() {
                 let is_expected = of_limited == of_card || answer.is_ok() || side.is_nearly_full(block.bytes);
                 assert!(
                     is_expected,
-                    "step {step} of {seed:x}: {call} is refused at {}",
+                    "step {step} of {seed:x}: {call} is refused at {}, limited: {of_limited:?}",
                     side.used()
                 );
                 if answer.is_ok() {

@@ -194,8 +194,10 @@ impl Context {
         let before = LIMITS.get(limit as usize).copied().unwrap_or(0);
         let bytes = value.saturating_sub(before).saturating_mul(each);
         let mut buffers = self.buffers.lock();
-        buffers.remove(&limit);
-        buffers.insert(limit, Charged::new(process, self.index, bytes)?);
+        match buffers.get_mut(&limit) {
+            Some(buffer) => buffer.resize(bytes)?,
+            None => drop(buffers.insert(limit, Charged::new(process, self.index, bytes)?)),
+        }
         Ok(())
     }
 

@@ -85,6 +85,18 @@ impl Charged {
         Ok(())
     }
 
+    /// Changes the size; on failure it stays.
+    pub(crate) fn resize(&mut self, bytes: u64) -> CUresult {
+        let member = &self.process.member;
+        match bytes.checked_sub(self.bytes) {
+            Some(more) if !member.try_charge(self.index, Held::Context, more) => return Err(OUT_OF_MEMORY),
+            Some(_) => {}
+            None => member.uncharge(self.index, Held::Context, self.bytes - bytes),
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
     /// Charges bytes on the device with that index.
     pub(crate) fn new(process: &'static Process, index: usize, bytes: u64) -> Result<Charged, CUerror> {
         if !process.member.try_charge(index, Held::Context, bytes) {
