@@ -77,18 +77,30 @@ fn time_of_graphs_is_measured_without_readers() {
 #[test]
 fn pauses_between_launches_are_not_charged() {
     // Even if looks find the end of a kernel late, and if the contexts are gone when the process ends.
-    for (kernel, pause) in [(100_u64, 300_u64), (1000, 1000), (300, 3000)] {
+    for (kernel, pause, graph) in [
+        (100_u64, 300_u64, 0_u64),
+        (1000, 1000, 0),
+        (300, 3000, 0),
+        (20, 500, 10),
+    ] {
         let mount = Mount::new();
         let fixed = ["paced", "--kernel", "work", "--rate", "1000", "--duration", "2"];
-        let [length, rest] = [kernel, pause].map(|usec| usec.to_string());
-        let varied = ["--kernel-usec", &length, "--pause-usec", &rest];
+        let [length, rest, number] = [kernel, pause, graph].map(|value| value.to_string());
+        let varied = [
+            "--kernel-usec",
+            &length,
+            "--pause-usec",
+            &rest,
+            "--graph",
+            &number,
+        ];
         let mut job = mount.load(&[&fixed[..], &varied].concat());
         let pid = job.pid();
         job.finish();
         wait_until("it has left", || !mount.governs(pid));
         let truth = mount.truth();
         // On a starved machine the simulated GPU ends kernels late, and so has work for longer than it tells.
-        if truth.nr_launches(pid, 0) * (kernel + pause) < 800_000 {
+        if truth.nr_launches(pid, 0) * (kernel + pause / graph.max(1)) < 800_000 {
             println!("{kernel}+{pause} us: starved");
             continue;
         }
