@@ -84,6 +84,13 @@ fn events_of_a_process_are_listed_in_order_with_their_texts() {
     let of_group = events(&mount, 0, "team");
     assert_eq!(kinds(&of_group)[..2], ["made", "set"], "{of_group:?}");
     assert!(!of_group.iter().any(|event| event["pid"] == other.pid()));
+    let unknown = mount
+        .gcgroupfs(&["events", "nope"])
+        .output()
+        .expect("the command starts");
+    let said = String::from_utf8_lossy(&unknown.stderr);
+    assert_eq!(unknown.status.code(), Some(1), "{said}");
+    assert!(said.contains("nope: no such process or group"), "{said}");
     // Of a group that another user could not find, neither its name nor what happens there.
     fs::set_permissions(mount.path(), Permissions::from_mode(0o700)).expect("root may");
     assert_eq!(events(&mount, BOB, "team"), Vec::<Value>::new());

@@ -23,8 +23,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-/// Longest wait for one answer, unless another is given.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait for one answer of a daemon that does nothing, unless another is given.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest wait of a [patient](Client::patiently) client for one answer.
 const MOST_PATIENCE: Duration = Duration::from_secs(60);
@@ -87,12 +87,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects. The connection and each answer take at most 10 s.
+    /// Connects. The connection and each answer take at most 5 s, an answer of a busy daemon longer
+    /// ([`patiently`](Self::patiently)).
     ///
     /// # Errors
     /// No daemon listens there.
     pub fn connect(path: &Path) -> anyhow::Result<Self> {
-        Self::connect_with(path, PATIENCE)
+        Ok(Self::connect_with(path, PATIENCE)?.patiently())
     }
 
     /// Connects. The connection and each answer take at most `patience`, which is not zero. The descriptor is
@@ -140,6 +141,7 @@ impl Client {
     pub fn within(self, life: Duration) -> Self {
         Self {
             life: Some((life, Instant::now().checked_add(life))),
+            is_patient: false,
             ..self
         }
     }

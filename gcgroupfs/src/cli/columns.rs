@@ -205,7 +205,13 @@ fn find(
     name: &str,
 ) -> Result<&'static Column, String> {
     columns.clone().find(|column| column.name == name).ok_or_else(|| {
-        let names: Vec<&str> = columns.map(|column| column.name).collect();
+        let mut names: Vec<&str> = Vec::new();
+        for column in columns {
+            // Those of top and of ls may have the same name.
+            if !names.contains(&column.name) {
+                names.push(column.name);
+            }
+        }
         format!("columns are {}", names.join(", "))
     })
 }

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use gcgroup_client::Client;
 use gcgroupfs_model::event::Event;
 use gcgroupfs_sys::clock::local_time;
+use nix::errno::Errno;
 
 use super::paths::Named;
 
@@ -23,7 +24,7 @@ suspended, resumed, away (by gcgroup.idle), returned, swapped (allocations moved
 whom), made, removed, access, lease, killed (for whom), job-ended. The daemon keeps the last 4096 events; a user with many loses the oldest. Groups \
 that the reader could not find on the mount, and what is written there, are not shown.
 
-Exit status: 0 printed; 1 no daemon answers; 2 usage error.")]
+Exit status: 0 printed; 1 no daemon answers, or there is no such process or group, and no event of one; 2 usage error.")]
 pub(super) struct Arguments {
     /// Only events of this process, or of this group and those below
     #[arg(value_name = "PID|GROUP")]
@@ -37,27 +38,34 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
+    /// Returns the path below the mount point; `None`: everything.
+    fn path(&self) -> Option<String> {
+        let path = self.name.as_ref().map(|name| Named::new(name).path)?;
+        Some(path.trim_matches('/').to_owned()).filter(|path| !path.is_empty())
+    }
+
     fn shows(&self, event: &Event) -> bool {
-        let Some(name) = &self.name else { return true };
-        let name = Named::new(name).path;
-        let name = name.trim_matches('/');
+        let Some(name) = self.path() else { return true };
         let group = event.group.as_deref().unwrap_or_default();
         let is_within = |rest: &str| rest.is_empty() || rest.starts_with('/');
         event.pid.is_some_and(|pid| pid.to_string() == name)
-            || group.strip_prefix(name).is_some_and(is_within)
+            || group.strip_prefix(name.as_str()).is_some_and(is_within)
     }
 }
 
 /// Prints the events.
 ///
 /// # Errors
-/// No daemon answers; standard output cannot be written.
+/// No daemon answers; nothing has the name that is asked for; standard output cannot be written.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut last = 0;
     let mut is_lost = false;
     loop {
         match read(socket, last) {
             Ok(events) => {
+                if last == 0 {
+                    check_name(socket, arguments, &events)?;
+                }
                 is_lost = false;
                 last = events.last().map_or(last, |event| event.number);
                 match print(arguments, &events) {
@@ -76,6 +84,22 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             return Ok(());
         }
         thread::sleep(PAUSE);
+    }
+}
+
+/// Checks that a process or group has the name that is asked for, or an event.
+fn check_name(socket: &Path, arguments: &Arguments, events: &[Event]) -> anyhow::Result<()> {
+    let Some(path) = arguments.path() else {
+        return Ok(());
+    };
+    if events.iter().any(|event| arguments.shows(event)) {
+        return Ok(());
+    }
+    match Client::connect(socket)?.get(&format!("{path}/memory.current"))? {
+        Err(refusal) if refusal.errno == Errno::ENOENT => {
+            bail!("{path}: no such process or group, and no event of one")
+        }
+        _ => Ok(()),
     }
 }
 
