@@ -26,6 +26,10 @@ use average::Averages;
 use children::Children;
 use totals::{ProcessStalls, Stalls};
 
+/// Shortest time between two updates of averages, nanoseconds, so that their cost does not grow with the square
+/// of their number: each has a period of its own.
+const LEAST_PAUSE: u64 = 500_000_000;
+
 /// Time for which averages are kept up to date after a read, nanoseconds: those of 300 s have forgotten most
 /// of what was before.
 const READ_PAUSE: u64 = 600_000_000_000;
@@ -83,15 +87,20 @@ impl State {
         let mut next = None;
         for entity in entities {
             let directory = Directory { entity, device: None };
-            let at = self
-                .bring_up(directory, now)
-                .and_then(|()| self.stalls_of_mut(directory));
+            let at = self.stalls_of(directory).map(|stalls| stalls.next_average());
+            let at = match at {
+                Ok(Some(at)) if at > now => Ok(at),
+                _ => (self
+                    .bring_up(directory, now)
+                    .and_then(|()| self.stalls_of_mut(directory)))
+                .map(|stalls| stalls.average(now).next()),
+            };
             match at {
-                Ok(stalls) => next = next.into_iter().chain([stalls.average(now).next()]).min(),
+                Ok(at) => next = next.into_iter().chain([at]).min(),
                 Err(_) => drop(self.stalls.readers.remove(&entity)),
             }
         }
-        next.map(|next| next.saturating_sub(now))
+        next.map(|next| next.saturating_sub(now).max(LEAST_PAUSE))
     }
 
     fn stalls_of(&self, directory: Directory) -> Result<&Stalls> {

@@ -92,6 +92,11 @@ impl Stalls {
         gone.add(&child.time, child.has_run);
     }
 
+    /// Returns when the averages are due, nanoseconds; `None` if they have not begun.
+    pub(super) fn next_average(&self) -> Option<u64> {
+        self.averages.as_ref().map(|averages| averages.next())
+    }
+
     /// Brings the averages up to `now`.
     pub(super) fn average(&mut self, now: u64) -> &Averages {
         let averages = self
