@@ -274,7 +274,10 @@ impl Hook {
                 Err(refusal) => refusal,
             };
             let is_required = self.session.is_required() || self.session.is_barred();
-            let left = wait.left();
+            let left = match is_required && refusal.is_for_now() {
+                true => wait.left_while_busy(),
+                false => wait.left(),
+            };
             let is_worth_it = refusal.may_pass() || is_required && !refusal.is_final();
             if left.is_zero() || !is_worth_it {
                 wait.end(false);

@@ -24,10 +24,11 @@ use parking_lot::Mutex;
 use super::Memory;
 use super::page_counter::Full;
 use crate::driver::exit;
+use crate::shared::patience::{Limit, MOST};
 use crate::shared::stall::Stalled;
 use crate::{helper, sys};
 
-/// Longest wait for an answer, for a daemon that is stopped or being restarted.
+/// Longest wait for an answer, for a daemon that is stopped or being restarted; longer for one that is busy.
 const PATIENCE: Duration = if cfg!(test) {
     Duration::from_millis(500)
 } else {
@@ -154,7 +155,7 @@ impl Memory {
             None if helper::is_caller() => return Err(full),
             // Normally the other request ends sooner, unless one of the program's signal handlers interrupted
             // it for good.
-            None => match lock.try_lock_for(2 * PATIENCE) {
+            None => match lock.try_lock_for(MOST + PATIENCE) {
                 Some(asking) => asking,
                 None => return Ok((self.charge_without_asking(index, bytes, charge)?, is_counted)),
             },
@@ -270,12 +271,12 @@ impl Memory {
             silent.store(false, Relaxed);
         }
         let number = put(usage, word(control, bytes, is_again));
-        let patience = match is_alone(control) {
-            false => PATIENCE,
-            true if self.has_daemon() => PATIENCE.min(HIGH_PATIENCE),
-            true => Duration::ZERO,
+        let limit = match is_alone(control) {
+            false => Limit::of_program(PATIENCE),
+            true if self.has_daemon() => PATIENCE.min(HIGH_PATIENCE).into(),
+            true => Duration::ZERO.into(),
         };
-        let begun = Instant::now();
+        let mut patience = self.session.patience(limit);
         loop {
             self.session.ring();
             let may_wait = !silent.load(Relaxed) && !exit::is_exiting() && !helper::is_caller();
@@ -286,9 +287,9 @@ impl Memory {
             if !may_wait {
                 return Answer::Missing;
             }
-            if begun.elapsed() >= patience {
+            if patience.left().is_none() {
                 // A daemon that was not waited for is not known to be silent.
-                if !patience.is_zero() {
+                if !limit.idle().is_zero() {
                     silent.store(true, Relaxed);
                 }
                 return Answer::Missing;

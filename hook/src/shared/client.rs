@@ -12,7 +12,7 @@ use gcgroup_abi::VERSION;
 use gcgroup_abi::message::{self, Answer, Hello, RegistrationReply, Request, RoomQuery, RoomReply, Tag};
 
 use super::packet_socket::{Packet, connect, is_family, receive, receive_into, send_with_file};
-use super::patience::{Limit, Patience};
+use super::patience::{Limit, MOST, Patience};
 use crate::sys;
 use crate::sys::descriptor::Descriptor;
 
@@ -58,10 +58,14 @@ impl Refusal {
         }
     }
 
+    /// Returns whether the daemon says that it has too much to do.
+    pub(crate) fn is_for_now(&self) -> bool {
+        matches!(self, Self::Refused { errno, .. } if *errno == libc::EAGAIN.cast_unsigned())
+    }
+
     /// Returns whether a listening daemon may admit the process on a retry.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Self::Unanswered)
-            || matches!(self, Self::Refused { errno, .. } if *errno == libc::EAGAIN.cast_unsigned())
+        matches!(self, Self::Unanswered) || self.is_for_now()
     }
 
     /// Returns whether the daemon refuses for lack of permission (EACCES, EPERM).
@@ -111,6 +115,12 @@ impl Wait {
     /// Returns how long the wait may last yet.
     pub(crate) fn left(&self) -> Duration {
         self.most.saturating_sub(self.began.elapsed())
+    }
+
+    /// Returns how long the wait of a program that must be governed may last yet, if the daemon answers that
+    /// it has too much to do.
+    pub(crate) fn left_while_busy(&self) -> Duration {
+        MOST.saturating_sub(self.began.elapsed())
     }
 
     /// Returns the limits of one attempt.

@@ -25,7 +25,7 @@ impl Limit {
         Self { idle, most: MOST }
     }
 
-    pub(super) fn idle(self) -> Duration {
+    pub(crate) fn idle(self) -> Duration {
         self.idle
     }
 }
@@ -38,13 +38,14 @@ impl From<Duration> for Limit {
 
 /// A wait for an answer.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     idle: Duration,
     deadline: Instant,
     /// End of the wait in any case.
     end: Instant,
     /// Process that listens; 0: unknown.
     daemon: u32,
+    /// What it had done at half of the time that it has; not asked for before, since most answers come sooner.
     worked: Option<String>,
 }
 
@@ -58,29 +59,43 @@ impl Patience {
             deadline: now + limit.idle,
             end: now + limit.most,
             daemon,
-            worked: (limit.idle < limit.most).then(|| work(daemon)).flatten(),
+            worked: None,
         }
     }
 
     /// Returns how long to wait until the next call; `None`: no longer.
-    pub(super) fn left(&mut self) -> Option<Duration> {
+    pub(crate) fn left(&mut self) -> Option<Duration> {
         let now = Instant::now();
-        if now >= self.deadline && now < self.end {
-            let worked = work(self.daemon);
-            if worked.is_some() && worked != self.worked {
-                self.deadline = (now + self.idle).min(self.end);
-                self.worked = worked;
+        let mut next = self.deadline;
+        if self.deadline < self.end {
+            let half = self.idle / 2;
+            match &self.worked {
+                None if now < self.deadline - half => next = self.deadline - half,
+                None => {
+                    self.worked = Some(work(self.daemon));
+                    // This thread may have been kept from running as well.
+                    self.deadline = self.deadline.max(now + half).min(self.end);
+                    next = self.deadline;
+                }
+                Some(_) if now < self.deadline => {}
+                Some(worked) => {
+                    let works = work(self.daemon);
+                    if !works.is_empty() && works != *worked {
+                        (self.worked, self.deadline) = (None, (now + self.idle).min(self.end));
+                        next = now + half;
+                    }
+                }
             }
         }
-        let left = self.deadline.saturating_duration_since(now);
+        let left = next.saturating_duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 }
 
-/// Returns a text that changes when the main thread of a process, which answers clients, runs; `None` if the
+/// Returns a text that changes when the main thread of a process, which answers clients, runs; empty if the
 /// kernel does not tell, as in a container.
-fn work(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/schedstat")).ok()
+fn work(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/schedstat")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -95,8 +110,14 @@ mod tests {
             deadline: now,
             end: now + most,
             daemon,
-            worked: None,
+            worked: Some("before".to_owned()),
         }
+    }
+
+    fn has_ended(pid: u32) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/stat"))
+            .unwrap()
+            .contains(") Z ")
     }
 
     #[test]
@@ -104,16 +125,13 @@ mod tests {
         let own = std::process::id();
         assert!(wait(own, MOST).left().is_some());
         assert!(wait(own, Duration::ZERO).left().is_none(), "its end has come");
-        let mut hangs = wait(own, MOST);
-        let ended = std::process::Command::new("true").spawn().unwrap();
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        let mut hangs = wait(pid, MOST);
         // Not waited for yet, it does nothing once it has ended.
-        hangs.daemon = ended.id();
-        while work(ended.id()) != hangs.worked {
-            hangs.worked = work(ended.id());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        while hangs.worked.replace(work(pid)) != Some(work(pid)) || !has_ended(pid) {}
         assert!(hangs.left().is_none());
-        drop(ended.wait_with_output());
+        ended.wait().unwrap();
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::client::{self, Refusal};
 use super::device::Devices;
 use super::environment::Options;
 use super::line::Line;
-use super::patience::Limit;
+use super::patience::{Limit, Patience};
 use super::promise;
 use crate::sys;
 use crate::sys::descriptor::{self, Descriptor};
@@ -190,6 +190,13 @@ impl Session {
                 .memory_overhead_before
                 .store(control.memory_overhead.load(Relaxed), Relaxed);
         }
+    }
+
+    /// Begins a wait for an answer of the daemon in a control block.
+    pub(crate) fn patience(&self, limit: Limit) -> Patience {
+        let connection = self.connection.lock();
+        let socket = connection.as_ref().and_then(Descriptor::get);
+        Patience::new(limit, socket.unwrap_or(-1))
     }
 
     /// Rings the daemon to look at the usage block. The lock is held for at most the time of one packet.

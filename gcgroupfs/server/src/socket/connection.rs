@@ -28,6 +28,10 @@ use gcgroupfs_sys::{self as sys, Plain};
 /// How long a connection may stay open without a first request, or after its last one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long the connection of a client that waits for the daemon stays open: as long as clients wait for a
+/// daemon that is busy.
+const LONGEST: Duration = Duration::from_secs(60);
+
 /// Doorbells that a hook may ring in one [`super::TICK`]; beyond that its connection is not read until the
 /// tick is over.
 ///
@@ -48,6 +52,8 @@ pub(super) struct Connection {
     /// Time of the last relevant packet.
     last: Instant,
     nr_rings: u32,
+    /// Whether it has something to read, and waits for its turn.
+    is_queued: bool,
     /// The connection is not read before this time.
     muted_until: Option<Instant>,
 }
@@ -86,6 +92,7 @@ impl Connection {
             kind: Kind::New,
             last: Instant::now(),
             nr_rings: 0,
+            is_queued: false,
             muted_until: None,
         }
     }
@@ -128,11 +135,21 @@ impl Connection {
     /// Returns when the connection must be examined next; `None` for a hook that is not muted.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.muted_until
-            .or_else(|| self.is_unregistered().then(|| self.last + PATIENCE))
+            .or_else(|| self.is_unregistered().then(|| self.last + self.patience()))
+    }
+
+    /// Returns how long it stays open after its last packet.
+    fn patience(&self) -> Duration {
+        match self.kind {
+            Kind::New | Kind::Client(_) if !self.is_queued => PATIENCE,
+            _ => LONGEST,
+        }
     }
 
     pub(super) fn is_expired(&self, now: Instant) -> bool {
-        self.is_unregistered() && self.muted_until.is_none() && now.duration_since(self.last) >= PATIENCE
+        self.is_unregistered()
+            && self.muted_until.is_none()
+            && now.duration_since(self.last) >= self.patience()
     }
 
     /// Returns the size of what the client is reading, in bytes.
@@ -180,7 +197,8 @@ impl Server {
         if flags.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
             return self.hang_up(number);
         }
-        if let Some(connection) = self.connections.get(&number) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.is_queued = true;
             self.turns.push(connection.uid, number);
         }
     }
@@ -213,6 +231,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
+        connection.is_queued = false;
         if connection.is_unregistered() {
             if connection.is_silent() {
                 return;
