@@ -1,11 +1,11 @@
 //! Rates, states and history of processes and groups, from one snapshot to the next.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Moving, OnDevice, Snapshot, Suspension, Usage, Whereabouts};
+use super::{Device, Moving, OnDevice, Snapshot, Suspension, Usage, Whereabouts, ancestors};
 
 /// Points of a history: as many as fit in the widest sparkline.
 pub const POINTS: usize = 60;
@@ -178,31 +178,30 @@ impl Activities {
         let now = snapshot.at;
         let elapsed = self.last.map(|last| now.duration_since(last));
         let mut old = std::mem::take(&mut self.of);
-        let mut next = |target: Target, usage: &Usage, devices: &[OnDevice], is_asked: Asked| {
-            let before = old.remove(&target);
-            let activity = activity(before, usage, (elapsed, now));
-            let state = state(&activity, usage, devices, is_asked);
-            self.of.insert(target, Activity { state, ..activity.0 });
-        };
-        for group in &snapshot.groups {
-            next(
-                Target::Group(group.path.clone()),
-                &group.usage,
-                &group.devices,
-                Asked::above(snapshot, &group.path),
-            );
-        }
+        // Groups above processes that wait for a turn or a quota. In a group's own times frozen processes wait, too.
+        let mut throttled = HashSet::new();
         for process in &snapshot.processes {
-            let above = Asked::above(snapshot, process.group.as_deref().unwrap_or_default());
-            next(
-                Target::Process(process.pid),
-                &process.usage,
-                &process.devices,
-                Asked {
-                    freeze: above.freeze || process.usage.compute.freeze,
-                    ..above
-                },
-            );
+            let path = process.group.as_deref().unwrap_or_default();
+            let above = Asked::above(snapshot, path);
+            let asked = Asked {
+                freeze: above.freeze || process.usage.compute.freeze,
+                ..above
+            };
+            let target = Target::Process(process.pid);
+            let next = activity(old.remove(&target), &process.usage, (elapsed, now));
+            let state = state(&next, &process.usage, &process.devices, asked);
+            if state == State::Throttled {
+                throttled.extend(ancestors(path));
+            }
+            self.of.insert(target, Activity { state, ..next.0 });
+        }
+        for group in &snapshot.groups {
+            let target = Target::Group(group.path.clone());
+            let mut next = activity(old.remove(&target), &group.usage, (elapsed, now));
+            next.1 &= throttled.contains(group.path.as_str());
+            let asked = Asked::above(snapshot, &group.path);
+            let state = state(&next, &group.usage, &group.devices, asked);
+            self.of.insert(target, Activity { state, ..next.0 });
         }
         for Device {
             index, utilization, ..
@@ -331,6 +330,28 @@ mod tests {
         snapshot.at = start + Duration::from_secs(seconds);
         activities.update(&snapshot);
         activities.of(&TARGET).state
+    }
+
+    #[test]
+    fn group_is_throttled_by_what_waits_for_a_turn_and_not_by_frozen_processes() {
+        let (mut activities, start) = (Activities::default(), Instant::now());
+        let mut at = |seconds: u64, is_process: bool| {
+            let mut snapshot = fixture::snapshot();
+            snapshot.at = start + Duration::from_secs(seconds);
+            let stall = |usage: &mut Usage| {
+                let pressure = usage.compute.pressure.get_or_insert_default();
+                pressure.full.total_usec = seconds * 900_000;
+            };
+            stall(&mut snapshot.groups[1].usage);
+            if is_process {
+                stall(&mut snapshot.processes[0].usage);
+            }
+            activities.update(&snapshot);
+            activities.of(&Target::Group("a/b".to_owned())).state
+        };
+        assert_eq!(at(0, true), State::Idle);
+        assert_eq!(at(1, true), State::Throttled);
+        assert_eq!(at(2, false), State::Idle);
     }
 
     #[test]

@@ -33,7 +33,8 @@ pub(crate) struct Cause {
     pub(crate) percent: u64,
 }
 
-/// Returns the processes that have waited between two snapshots, those that waited longest first.
+/// Returns the processes that have waited between two snapshots: those that waited longest first, frozen ones
+/// last.
 pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
     let elapsed = next.time.saturating_sub(last.time).as_micros();
     let elapsed = u64::try_from(elapsed).unwrap_or(u64::MAX).max(1);
@@ -77,7 +78,8 @@ pub(crate) fn waits(last: &Snapshot, next: &Snapshot) -> Vec<Wait> {
             });
         }
     }
-    waits.sort_by_key(|wait| std::cmp::Reverse(wait.percent));
+    // Frozen processes wait all of the time, and must not hide others.
+    waits.sort_by_key(|wait| (wait.kind == "frozen", std::cmp::Reverse(wait.percent)));
     waits
 }
 
