@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::time::SystemTime;
 
 use support::{Config, Mount, copy_program, tree_for_all, wait_for, wait_until};
 
@@ -111,6 +112,26 @@ fn metrics_show_what_the_control_files_show() {
     ] {
         assert_eq!(metrics.value(name, labels), expected, "{name} {labels:?}");
     }
+    let of_process = |name: &str| metrics.value(name, &process).expect("the kernel tells");
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).expect("it lives");
+    let pages = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse::<f64>().ok());
+    let resident = of_process("gcgroup_process_resident_memory_bytes");
+    assert!(
+        (resident - pages.expect("a number") * 4096.0).abs() < 1e6,
+        "{resident}, {statm}"
+    );
+    let now = SystemTime::UNIX_EPOCH.elapsed().expect("a time").as_secs_f64();
+    let age = now - of_process("gcgroup_process_start_time_seconds");
+    let began = fs::metadata(mount.root())
+        .and_then(|root| root.created())
+        .expect("a time");
+    let most = began.elapsed().expect("a time").as_secs_f64();
+    assert!((-1.0..most + 1.0).contains(&age), "{age}, {most}");
+    let cpu = of_process("gcgroup_process_cpu_seconds_total");
+    assert!((0.0..1.0 + 8.0 * most).contains(&cpu), "{cpu}, {most}");
     assert_eq!(
         metrics.values("gcgroup_process_gpu_memory_bytes", &[]).len(),
         1,
