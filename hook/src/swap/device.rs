@@ -23,8 +23,8 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
 
-/// Delay before the first new look for room, which another process may be about to leave; doubled after each,
-/// up to [`AGAIN`].
+/// Delay before the first new look for room, which another process may be about to leave; an eighth longer after
+/// each, up to [`AGAIN`], so that room is found soon after it is there.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 /// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -347,10 +347,10 @@ impl Device {
         usage.reclaim_generation.swap(self.generation, Release) != self.generation
     }
 
-    /// Returns the delay before the next look for room, and doubles it.
+    /// Returns the delay before the next look for room, and lengthens it.
     fn look_again(&mut self) -> Duration {
         let again = self.look;
-        self.look = (again * 2).min(AGAIN);
+        self.look = (again + again / 8).min(AGAIN);
         again
     }
 
