@@ -45,7 +45,7 @@ pub(crate) struct Patience {
     end: Instant,
     /// Process that listens; 0: unknown.
     daemon: u32,
-    /// What it had done at half of the time that it has; not asked for before, since most answers come sooner.
+    /// Work of the daemon by half of the time; not read sooner, since most answers come before.
     worked: Option<String>,
 }
 

@@ -23,8 +23,8 @@ use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
 
-/// Delay before the first new look for room, which another process may be about to leave; an eighth longer after
-/// each, up to [`AGAIN`], so that room is found soon after it is there.
+/// Delay before the first new look for room, which another process may be about to leave; an eighth longer
+/// after each, up to [`AGAIN`], so that room is found soon after it is there.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 /// Delay before a failed move is retried; doubled after each failure.
 const AGAIN: Duration = Duration::from_millis(500);

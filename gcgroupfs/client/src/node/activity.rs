@@ -178,7 +178,8 @@ impl Activities {
         let now = snapshot.at;
         let elapsed = self.last.map(|last| now.duration_since(last));
         let mut old = std::mem::take(&mut self.of);
-        // Groups above processes that wait for a turn or a quota. In a group's own times frozen processes wait, too.
+        // Groups above processes that wait for a turn or a quota. The times of a group include those of its
+        // frozen processes.
         let mut throttled = HashSet::new();
         for process in &snapshot.processes {
             let path = process.group.as_deref().unwrap_or_default();

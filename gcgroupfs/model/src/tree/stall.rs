@@ -26,8 +26,8 @@ use average::Averages;
 use children::Children;
 use totals::{ProcessStalls, Stalls};
 
-/// Shortest time between two updates of averages, nanoseconds, so that their cost does not grow with the square
-/// of their number: each has a period of its own.
+/// Shortest time between two updates of averages, nanoseconds, so that their cost does not grow with the
+/// square of their number: each has a period of its own.
 const LEAST_PAUSE: u64 = 500_000_000;
 
 /// Time for which averages are kept up to date after a read, nanoseconds: those of 300 s have forgotten most
