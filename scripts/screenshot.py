@@ -22,6 +22,8 @@ from web.stage import Stage, wait
 REPOSITORY = Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 112, 17
 # Pictures of the page: file, width, height, colour scheme, and what is chosen.
+EMPTY = [("web-0.png", 800, 520, "light", "")]
+CROWDED = [("web-500.png", 1400, 900, "light", "#sort=memory"), ("web-500-phone.png", 390, 844, "light", "")]
 PICTURES = [
     ("web.png", 1120, 900, "light", ""),
     ("web-dark.png", 1120, 900, "dark", "#open=team/night"),
@@ -74,23 +76,28 @@ def capture(stage):
     return run("capture-pane", "-p", "-e", "-N").splitlines()
 
 
-def page(stage):
-    """Draws the page of an exporter, with a phase in which one program is frozen: as a whole, and a phone's."""
+def draw(browser, url, pictures, ready):
+    for name, width, height, scheme, chosen in pictures:
+        browser.look(width, scheme, height)
+        browser.go(url + chosen)
+        browser.until(ready)
+        browser.picture(REPOSITORY / "gcgroupfs/doc" / name)
+
+
+def page(stage, browser, url):
+    """Draws the page of an exporter with a few programs, after a phase in which one was frozen, and with 500."""
     for name in ["serve", "evaluate"]:
         stage.program(name, "team", "throughput", "--duration", "3600")
-    url = stage.exporter()
     time.sleep(HISTORY / 2)
     stage.gcgroupfs("set", "interactive/compute.freeze", "1")
     time.sleep(HISTORY / 8)
     stage.gcgroupfs("set", "interactive/compute.freeze", "0")
     time.sleep(HISTORY * 3 / 8)
-    browser = Browser()
-    for name, width, height, scheme, chosen in PICTURES:
-        browser.look(width, scheme, height)
-        browser.go(url + chosen)
-        browser.until("document.querySelector('#tree .c-name') && (!location.hash || document.querySelector('.details path.busy'))")
-        browser.picture(REPOSITORY / "gcgroupfs/doc" / name)
-    browser.close()
+    ready = "document.querySelector('#tree .c-name') && (!location.hash || document.querySelector('.details path.busy'))"
+    draw(browser, url, PICTURES, ready)
+    stage.crowd(500)
+    time.sleep(10)
+    draw(browser, url, CROWDED, "document.querySelectorAll('#tree tbody tr:not(.group)').length === 500")
 
 
 def spans(line, look):
@@ -154,14 +161,20 @@ def main():
     dist = Path(arguments[0] if arguments else REPOSITORY / "target/dist").resolve()
     with tempfile.TemporaryDirectory() as root:
         stage = Stage(dist, Path(root))
+        browser = None if only == "top" else Browser()
         try:
+            if browser:
+                url = stage.exporter()
+                draw(browser, url, EMPTY, "document.getElementById('status')?.textContent.startsWith('updated')")
             play(stage)
             if only != "web":
                 (REPOSITORY / "gcgroupfs/doc/top.svg").write_text(svg(capture(stage)))
-            if only != "top":
-                page(stage)
+            if browser:
+                page(stage, browser, url)
         finally:
             stage.close()
+            if browser:
+                browser.close()
 
 
 main()

@@ -42,26 +42,6 @@ FAULTS = """(() => {
   return faults;
 })()"""
 
-# Shows 500 processes instead of a few, in 20 more groups.
-MANY = """{
-  const real = window.fetch;
-  window.fetch = async (...words) => {
-    const answer = await real(...words);
-    if (!words[0].startsWith("state.json")) return answer;
-    const state = await answer.json();
-    const groups = ["lab", ...Array.from({ length: 20 }, (_, at) => `lab/user${at}`)];
-    state.groups.push(...groups.map((path) => ({ ...state.groups[0], path })));
-    const few = state.processes.length;
-    for (let at = few; at < 500; at += 1) {
-      const copy = { ...state.processes[at % few], pid: String(5000000 + at), group: `lab/user${at % 20}` };
-      state.processes.push(copy);
-      state.waits.push({ pid: copy.pid, comm: copy.comm, priority: 8, percent: 50, kind: "own", causes: [{ pid: null, comm: "", priority: null, text: "a cause", percent: 50 }] });
-    }
-    return new Response(JSON.stringify(state));
-  };
-}"""
-
-
 def check(what, is_right, shown=""):
     if not is_right:
         sys.exit(f"page.py: failed: {what}: {shown}")
@@ -208,8 +188,9 @@ def actions(page, stage, programs):
     wait("the process is thawed", lambda: stage.gcgroupfs("get", f"{frozen}/compute.freeze").stdout == "0\n")
 
 
-def many(page):
-    made = page.browser.ask("Page.addScriptToEvaluateOnNewDocument", source=MANY)["identifier"]
+def many(page, stage):
+    stage.crowd(500)
+    wait("the state has all", lambda: len(state(page.url)["processes"]) == 500)
     page.check_looks("500 processes")
     check("500 processes are counted", "500 processes" in page.text("#summary"), page.text("#summary"))
     check("all have rows", page.value("document.querySelectorAll('#tree tbody tr:not(.group)').length === 500"))
@@ -218,7 +199,6 @@ def many(page):
     page.value("document.getElementById('filter').dispatchEvent(new Event('input'))")
     count = page.value("document.querySelectorAll('#tree tbody tr:not(.group)').length")
     check("the filter leaves those of a group", 20 < count < 30, count)
-    page.browser.ask("Page.removeScriptToEvaluateOnNewDocument", identifier=made)
 
 
 def gone(page, stage):
@@ -241,7 +221,7 @@ def main():
             few(page, stage, programs)
             details(page, stage, programs)
             actions(page, stage, programs)
-            many(page)
+            many(page, stage)
             check("the page has no errors", not browser.complaints, browser.complaints)
             gone(page, stage)
         finally:

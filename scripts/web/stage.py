@@ -33,7 +33,7 @@ class Stage:
     """A daemon and its programs; all end with it."""
 
     def __init__(self, dist, root):
-        self.dist, self.root, self.children = dist, root, []
+        self.dist, self.root, self.children, self.nr_programs = dist, root, [], 0
         self.environment = environment(dist, root)
         (root / "sim").mkdir()
         self.start(["gcgroupfs", "mount", str(root), "--no-fuse", "--state-dir", str(root / "run")])
@@ -55,10 +55,24 @@ class Stage:
             shutil.copy(self.dist / "bin/gcgroup-load", path)
         options = ["--group", group] + (["--swap"] if swap else [])
         command = ["gcgroupfs", "run", *options, "--", str(path), *words]
+        self.nr_programs += 1
         child = self.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        while not child.stdout.readline().startswith("ready"):
-            pass
+        while not (line := child.stdout.readline()).startswith("ready"):
+            if not line:
+                sys.exit(f"{name} has ended: {child.wait()}")
         return child
+
+    def crowd(self, total):
+        """Starts programs in the groups of 20 users until there are `total`. They hold memory; each third waits, frozen."""
+        for group in ["lab", *(f"lab/user{at}" for at in range(20))]:
+            self.gcgroupfs("mkdir", group)
+        names = ["train", "serve", "notebook", "evaluate", "embed"]
+        for at in range(total - self.nr_programs):
+            program = self.program(names[at % len(names)], f"lab/user{at % 20}", "obey", "--device", str(at % 2))
+            if at % 3 == 0:
+                self.gcgroupfs("set", f"{program.pid}/compute.freeze", "1")
+            program.stdin.write(f"alloc linear {1 + at * 7 % 16 << 20}\nlaunch 1\n")
+            program.stdin.flush()
 
     def exporter(self, *options):
         """Starts an exporter and returns its URL."""
