@@ -34,6 +34,8 @@ const PATIENCE: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(5)
 };
+/// Longest wait for another thread's request.
+const LOCKED: Duration = if cfg!(test) { PATIENCE } else { MOST };
 /// Longest wait of an allocation for `memory.high`.
 const HIGH_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a waiting thread checks for a new daemon's block and rings again.
@@ -155,7 +157,7 @@ impl Memory {
             None if helper::is_caller() => return Err(full),
             // Normally the other request ends sooner, unless one of the program's signal handlers interrupted
             // it for good.
-            None => match lock.try_lock_for(MOST + PATIENCE) {
+            None => match lock.try_lock_for(LOCKED) {
                 Some(asking) => asking,
                 None => return Ok((self.charge_without_asking(index, bytes, charge)?, is_counted)),
             },
