@@ -70,7 +70,7 @@ pub(crate) fn run(report: &mut Report) {
         "resident memory with 1000 processes",
         many.resident,
         "MB",
-        64.0,
+        48.0,
         detail,
     );
     let own = (many.own - few.own) / (MANY - FEW) as f64;
@@ -79,7 +79,7 @@ pub(crate) fn run(report: &mut Report) {
         "the daemon's own memory for each process, beyond its blocks",
         own,
         "kB",
-        2.0,
+        6.0,
         detail,
     );
 }

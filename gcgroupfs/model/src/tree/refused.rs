@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use gcgroup_abi::MAX_DEVICES;
+
 use super::GroupId;
 
 /// Number of refusals kept of each process and of each group.
@@ -70,6 +72,7 @@ impl Refusals {
 #[derive(Debug, Default)]
 pub(super) struct ProcessRefusals {
     pub(super) last: Refusals,
+    /// First that of `OTHER_DEVICE`, the last slot; then by slot.
     slots: Vec<SlotRefusals>,
     /// Refusals by the process's limit.
     pub(super) seen_whole: u64,
@@ -98,10 +101,11 @@ pub(super) struct OomGroup {
 
 impl ProcessRefusals {
     pub(super) fn slot_mut(&mut self, slot: usize) -> &mut SlotRefusals {
-        if self.slots.len() <= slot {
-            self.slots.resize(slot + 1, SlotRefusals::default());
+        let at = (slot + 1) % MAX_DEVICES;
+        if self.slots.len() <= at {
+            self.slots.resize(at + 1, SlotRefusals::default());
         }
-        &mut self.slots[slot]
+        &mut self.slots[at]
     }
 
     /// Notes a request that a group refused.
@@ -120,5 +124,23 @@ impl SlotRefusals {
         let count = claimed.min(requests.count);
         requests.count -= count;
         Some(Refused { count, ..*requests })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gcgroup_abi::OTHER_DEVICE;
+
+    use super::*;
+
+    #[test]
+    fn process_with_one_device_has_two_slots() {
+        let mut refusals = ProcessRefusals::default();
+        refusals.slot_mut(0).seen = [1; 3];
+        refusals.slot_mut(OTHER_DEVICE).seen = [2; 3];
+        assert_eq!(refusals.slots.len(), 2);
+        assert_eq!(refusals.slot_mut(0).seen, [1; 3]);
+        refusals.slot_mut(OTHER_DEVICE - 1);
+        assert_eq!(refusals.slots.len(), MAX_DEVICES);
     }
 }

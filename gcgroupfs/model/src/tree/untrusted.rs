@@ -11,6 +11,9 @@
 //! * sums that change when the process does something: compared for equality only.
 //!
 //! No value is an index or a length. Two reads of one field may differ.
+//!
+//! Reads of a page that the process has not written allocate it: methods that read all devices do so only for
+//! processes that share or swap memory.
 
 mod device;
 mod grant;
@@ -23,7 +26,7 @@ mod tests;
 use std::fmt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage};
+use gcgroup_abi::{Allocations, Kind, OTHER_DEVICE, Usage, UsageDevice};
 
 pub(super) use device::UntrustedDevice;
 pub(super) use grant::{GrantRequest, GrantWords};
@@ -86,7 +89,7 @@ impl<'a> Untrusted<'a> {
     /// Returns whether the process claims to have a swap pool on any device.
     pub(super) fn has_swap_pool(self) -> bool {
         let mut devices = self.usage.devices.iter();
-        devices.any(|device| device.swap_pool.load(Relaxed) != 0)
+        self.can_swap() && devices.any(|device| device.swap_pool.load(Relaxed) != 0)
     }
 
     /// Returns the number of the reset for which [`memory_peak`](Self::memory_peak) holds.
@@ -178,8 +181,9 @@ impl<'a> Untrusted<'a> {
     /// grow, and those of other processes that it has opened there: any number if it does not know their
     /// size.
     pub fn shared(self, slot: usize) -> (u64, u64) {
-        let devices = self.usage.devices.iter();
-        let is_sized = devices.clone().all(|device| device.nr_unsized.load(Relaxed) == 0);
+        let mut devices = self.usage.devices.iter();
+        let is_unsized = |device: &UsageDevice| device.nr_unsized.load(Relaxed) != 0;
+        let is_sized = !self.shares_memory() || !devices.any(is_unsized);
         let [here, other] = [slot, OTHER_DEVICE].map(|slot| self.usage.allocations(slot));
         let of = |counts: &Allocations| counts.kinds[Kind::Ipc as usize].min(MOST);
         let opened = if is_sized { of(&here) + of(&other) } else { MOST };

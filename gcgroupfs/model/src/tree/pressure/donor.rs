@@ -29,6 +29,9 @@ impl Candidate {
     /// Returns `None` for a process that has no bytes to move out. `allowed`: the bytes that its groups let
     /// it swap out.
     fn of(process: &Process, allowed: u64, sight: &Sight, host: &Host) -> Option<Self> {
+        if !process.can_swap() {
+            return None;
+        }
         let (usage, control, device) = (process.usage(), process.control(), sight.device);
         let charged = usage.charged(device, u64::MAX);
         let held = sight.held_by(process).unwrap_or(charged);
@@ -51,7 +54,7 @@ impl Candidate {
                 usage.swapped_in_all(host.memory),
             ))
             .min(allowed);
-        (process.can_swap() && bytes != 0).then(|| Self {
+        (bytes != 0).then(|| Self {
             id: process.id,
             priority: device.priority.load(Relaxed),
             held: charged.max(bytes),
