@@ -12,32 +12,6 @@ pub const fn most_unused(limit: u64) -> u64 {
     if part < GRANTED_AHEAD { part } else { GRANTED_AHEAD }
 }
 
-/// The charge would exceed the limit; nothing was charged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused;
-
-/// Adds `bytes` to `current` unless the sum would exceed `limit`; returns the sum.
-///
-/// Uses one compare-and-swap: two charges cannot both pass a limit that has room for one, and a refused
-/// charge is never visible, so it does not make a concurrent charge fail.
-///
-/// # Errors
-/// [`Refused`] if the sum would exceed `limit` or overflow.
-#[inline]
-pub fn try_charge(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
-    let mut now = current.load(Relaxed);
-    loop {
-        let sum = now
-            .checked_add(bytes)
-            .filter(|sum| *sum <= limit)
-            .ok_or(Refused)?;
-        match current.compare_exchange_weak(now, sum, Relaxed, Relaxed) {
-            Ok(_) => return Ok(sum),
-            Err(seen) => now = seen,
-        }
-    }
-}
-
 /// Reason of a failed charge; nothing was charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Short {
@@ -49,6 +23,9 @@ pub enum Short {
 
 /// Adds `bytes` to `current` unless the sum would exceed `limit` or `granted`; returns the sum. Another
 /// thread may be lowering `granted` by [`lower_grant`].
+///
+/// Uses one compare-and-swap: two charges cannot both pass a limit that has room for one, and a charge that
+/// the limit refuses is never visible, so it does not make a concurrent charge fail.
 ///
 /// The second load of `granted` and the load in `lower_grant` are in one total order with the two stores. So
 /// either `lower_grant` sees the charge and leaves its bytes, or the lower grant is seen here and the charge
@@ -119,25 +96,15 @@ mod tests {
 
     #[test]
     fn charge_up_to_the_limit_passes() {
-        let current = AtomicU64::new(90);
-        assert_eq!(try_charge(&current, 11, 100), Err(Refused));
-        assert_eq!(try_charge(&current, 10, 100), Ok(100));
-        assert_eq!(try_charge(&current, 1, 100), Err(Refused));
-        assert_eq!(try_charge(&current, 0, 100), Ok(100));
-    }
-
-    #[test]
-    fn charge_that_overflows_is_refused_without_limit() {
-        let current = AtomicU64::new(2);
-        assert_eq!(try_charge(&current, u64::MAX - 1, u64::MAX), Err(Refused));
-        assert_eq!(current.load(Relaxed), 2);
-    }
-
-    #[test]
-    fn charge_above_lowered_limit_is_refused() {
-        let current = AtomicU64::new(50);
-        assert_eq!(try_charge(&current, 1, 10), Err(Refused));
-        assert_eq!(current.load(Relaxed), 50);
+        let (current, granted) = (AtomicU64::new(90), AtomicU64::new(u64::MAX));
+        let charge = |bytes, limit| try_charge_granted(&current, &granted, bytes, limit);
+        assert_eq!(charge(11, 100), Err(Short::Limit));
+        assert_eq!(charge(10, 100), Ok(100));
+        assert_eq!(charge(1, 100), Err(Short::Limit));
+        assert_eq!(charge(0, 100), Ok(100));
+        assert_eq!(charge(1, 10), Err(Short::Limit), "the limit was lowered");
+        assert_eq!(charge(u64::MAX - 1, u64::MAX), Err(Short::Limit), "overflow");
+        assert_eq!(current.load(Relaxed), 100);
     }
 
     #[test]

@@ -44,7 +44,7 @@ mod sync {
 pub mod sync;
 
 pub use bridge::{Bridge, Entrance, Local, Resolve, START_SYMBOL};
-pub use charge::{Refused, Short, lower_grant, most_unused, try_charge, try_charge_granted, uncharge};
+pub use charge::{Short, lower_grant, most_unused, try_charge_granted, uncharge};
 pub use context::{ContextKind, DEFAULT_CONTEXT};
 pub use control::{
     BELL_AT_BEGIN, BELL_AT_END, Control, ControlDevice, Gate, HIGH_ALONE, HIGH_IN_FORCE, KEEPS_PAGES,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{check, needed};
 use gcgroup_abi::sync::AtomicU64;
 use gcgroup_abi::sync::Ordering::{Acquire, Relaxed, Release};
-use gcgroup_abi::{NO_LIMIT, Refused, lower_grant, try_charge, try_charge_granted, uncharge};
+use gcgroup_abi::{NO_LIMIT, Short, lower_grant, try_charge_granted, uncharge};
 use loom::thread;
 
 /// The words of a process on one device.
@@ -29,7 +29,7 @@ impl Words {
     }
 }
 
-type Charge = fn(&AtomicU64, u64, u64) -> Result<u64, Refused>;
+type Charge = fn(&Words, u64, u64) -> Result<u64, Short>;
 
 /// Two threads charge while the daemon lowers the limit from 3 to 2; 1 is already charged.
 fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
@@ -39,7 +39,7 @@ fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
             let words = words.clone();
             thread::spawn(move || {
                 let limit = words.limit.load(Relaxed);
-                let charged = charge(&words.current, bytes, limit);
+                let charged = charge(&words, bytes, limit);
                 if let Ok(sum) = charged {
                     assert!(sum <= limit, "no more is charged than the limit that was seen");
                 }
@@ -57,24 +57,23 @@ fn limit_is_lowered(charge: Charge) -> impl Fn() + Send + Sync {
         assert!(current <= 3, "both did not pass a limit that has room for one");
         assert!(current > 1, "one of both had room, whichever limit it saw");
         // A thread that knows the new limit charges nothing beyond it.
-        assert_eq!(
-            charge(&words.current, 1, words.limit.load(Relaxed)).is_ok(),
-            current < 2
-        );
+        assert_eq!(charge(&words, 1, words.limit.load(Relaxed)).is_ok(), current < 2);
     }
 }
 
 #[test]
 fn charge_keeps_to_a_lowered_limit() {
-    check(limit_is_lowered(try_charge));
+    check(limit_is_lowered(|words, bytes, limit| {
+        try_charge_granted(&words.current, &words.granted, bytes, limit)
+    }));
 }
 
-/// Like `try_charge`, but checks and then adds.
-fn look_and_add(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
-    if current.load(Relaxed) + bytes > limit {
-        return Err(Refused);
+/// Checks and then adds.
+fn look_and_add(words: &Words, bytes: u64, limit: u64) -> Result<u64, Short> {
+    if words.current.load(Relaxed) + bytes > limit {
+        return Err(Short::Limit);
     }
-    Ok(current.fetch_add(bytes, Relaxed) + bytes)
+    Ok(words.current.fetch_add(bytes, Relaxed) + bytes)
 }
 
 #[test]
@@ -83,14 +82,14 @@ fn charge_in_two_steps_is_found() {
     check(limit_is_lowered(look_and_add));
 }
 
-/// Like `try_charge`, but adds and undoes what does not fit.
-fn add_and_undo(current: &AtomicU64, bytes: u64, limit: u64) -> Result<u64, Refused> {
-    let sum = current.fetch_add(bytes, Relaxed) + bytes;
+/// Adds and undoes what does not fit.
+fn add_and_undo(words: &Words, bytes: u64, limit: u64) -> Result<u64, Short> {
+    let sum = words.current.fetch_add(bytes, Relaxed) + bytes;
     if sum <= limit {
         return Ok(sum);
     }
-    uncharge(current, bytes);
-    Err(Refused)
+    uncharge(&words.current, bytes);
+    Err(Short::Limit)
 }
 
 #[test]
@@ -149,7 +148,8 @@ fn committed_charge_stays_within_lowered_grant() {
 #[should_panic(expected = "beyond what is left of the grant")]
 fn charge_that_does_not_check_again_is_found() {
     let once: ChargeGranted = |words, bytes| {
-        words.granted.load(Relaxed) >= bytes && try_charge(&words.current, bytes, NO_LIMIT).is_ok()
+        let fits = words.granted.load(Relaxed) >= bytes;
+        fits && words.current.fetch_add(bytes, Relaxed) == 0
     };
     check(grant_is_taken_back(2, once, lower));
 }
