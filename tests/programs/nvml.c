@@ -8,12 +8,8 @@
  *   details DEVICE ROOM                  as processes, by nvmlDeviceGetRunningProcessDetailList
  *   rates DEVICE                         percentage of time in which the device worked
  *   samples DEVICE ROOM [null]           number of samples, then pid:percent of each one written; null: null pointer
- *   infos DEVICE ROOM [null]             as samples, by nvmlDeviceGetProcessesUtilizationInfo
  *   nulls DEVICE                         the results of processes and details with room but a null pointer, and of
  *                                        processes without a count
- *   account DEVICE MODE                  enables accounting (1) or disables it (0)
- *   accounting DEVICE PID                number of accounted pids, then the result of the query of this pid's account,
- *                                        its peak memory, and whether it is running
  *   cuda                                 initializes CUDA; answers with cuInit's result
  *   alloc DEVICE BYTES                   allocates on the device
  *   work                                 runs a kernel of one millisecond to its end, on the device of the last allocation
@@ -74,12 +70,6 @@ struct sample {
 struct info {
     unsigned long long time;
     unsigned pid, sm, memory, encoder, decoder, jpeg, ofa;
-};
-
-struct infos {
-    unsigned version, count;
-    unsigned long long last_seen;
-    struct info *list;
 };
 
 static void *library, *cuda;
@@ -202,20 +192,6 @@ static void samples(unsigned index, unsigned room, int is_null)
     printf("\n");
 }
 
-static void infos(unsigned index, unsigned room, int is_null)
-{
-    static struct info list[MOST];
-    struct infos asked = {sizeof(asked) | 1u << 24, room, 0, room && !is_null ? list : NULL};
-    unsigned result;
-
-    memset(list, 0, sizeof(list));
-    result = CALL("nvmlDeviceGetProcessesUtilizationInfo", device(index), &asked);
-    printf("%u %u", result, asked.count);
-    for (unsigned i = 0; i < room && i < MOST && list[i].pid; i++)
-        printf(" %u:%u", list[i].pid, list[i].sm);
-    printf("\n");
-}
-
 static void nulls(unsigned index)
 {
     struct details asked = {sizeof(asked) | 1u << 24, 0, MOST, NULL};
@@ -224,20 +200,6 @@ static void nulls(unsigned index)
     printf("%u", CALL("nvmlDeviceGetComputeRunningProcesses_v3", device(index), &count, NULL));
     printf(" %u", CALL("nvmlDeviceGetRunningProcessDetailList", device(index), &asked));
     printf(" %u\n", CALL("nvmlDeviceGetComputeRunningProcesses_v3", device(index), NULL, NULL));
-}
-
-static void accounting(unsigned index, unsigned pid)
-{
-    unsigned pids[MOST], count = MOST, result, told;
-    struct {
-        unsigned gpu, memory;
-        unsigned long long most, time, start;
-        unsigned is_running, reserved[5];
-    } stats = {0};
-
-    result = CALL("nvmlDeviceGetAccountingPids", device(index), &count, pids);
-    told = CALL("nvmlDeviceGetAccountingStats", device(index), pid, &stats);
-    printf("%u %u %u %llu %u\n", result, result ? 0 : count, told, stats.most, stats.is_running);
 }
 
 static unsigned begin(void)
@@ -343,14 +305,8 @@ int main(void)
             details(index, room);
         } else if (sscanf(line, "samples %u %u", &index, &room) == 2) {
             samples(index, room, strstr(line, "null") != NULL);
-        } else if (sscanf(line, "infos %u %u", &index, &room) == 2) {
-            infos(index, room, strstr(line, "null") != NULL);
         } else if (sscanf(line, "nulls %u", &index) == 1) {
             nulls(index);
-        } else if (sscanf(line, "accounting %u %u", &index, &number) == 2) {
-            accounting(index, number);
-        } else if (sscanf(line, "account %u %u", &index, &number) == 2) {
-            printf("%u\n", CALL("nvmlDeviceSetAccountingMode", device(index), number));
         } else if (!strcmp(line, "cuda\n")) {
             printf("%u\n", begin());
         } else if (!strcmp(line, "work\n")) {
