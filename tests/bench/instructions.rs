@@ -13,9 +13,8 @@ use crate::report::Report;
 /// cuLaunchKernel's five stack arguments again: eighteen in all (hook/src/compute/freezing.md gives the
 /// reason). The half is measurement noise.
 const LAUNCH: f64 = 18.5;
-/// Per call that is part of an allocation or its free: of 50 ns, three to six atomic instructions take about
-/// half.
-const CALL: f64 = 600.0;
+/// Per call that is part of an allocation or its free, with two to six atomic instructions.
+const CALL: f64 = 800.0;
 /// Per call after which the driver is asked what a pool has reserved: only that finds growth that was not
 /// expected, so none is left out.
 const MEASURE: f64 = 400.0;
