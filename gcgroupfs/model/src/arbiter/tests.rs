@@ -1,5 +1,6 @@
 //! Tests of policies as tables, and simulations of whole GPUs without clocks.
 
+mod charged;
 mod conformance;
 mod debts;
 mod groups;
