@@ -54,7 +54,7 @@ impl OpenFile {
 
 /// One entry of a listing.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct DirEntry {
     pub(super) ino: INodeNo,
     pub(super) kind: FileType,
     pub(super) name: Box<str>,
@@ -64,7 +64,7 @@ pub(super) struct Entry {
 #[derive(Debug)]
 struct OpenDir {
     ino: INodeNo,
-    entries: Arc<[Entry]>,
+    entries: Arc<[DirEntry]>,
     /// True once reading has begun, so that offset 0 means a rewind.
     begun: bool,
 }
@@ -202,7 +202,7 @@ impl Handles {
     ///
     /// # Errors
     /// `EMFILE` if the opener has too many.
-    pub(super) fn open_dir(&self, uid: u32, ino: INodeNo, entries: Vec<Entry>) -> Result<FileHandle> {
+    pub(super) fn open_dir(&self, uid: u32, ino: INodeNo, entries: Vec<DirEntry>) -> Result<FileHandle> {
         let dir = OpenDir {
             ino,
             entries: entries.into(),
@@ -222,7 +222,7 @@ impl Handles {
         FileHandle(handle): FileHandle,
         ino: INodeNo,
         from_start: bool,
-    ) -> Option<Arc<[Entry]>> {
+    ) -> Option<Arc<[DirEntry]>> {
         let mut dirs = self.dirs.lock();
         let dir = dirs.get_mut(handle).filter(|dir| dir.ino == ino)?;
         if from_start && dir.begun {
@@ -240,9 +240,9 @@ impl Handles {
         &self,
         FileHandle(handle): FileHandle,
         ino: INodeNo,
-        entries: Vec<Entry>,
-    ) -> Result<Arc<[Entry]>> {
-        let entries = Arc::<[Entry]>::from(entries);
+        entries: Vec<DirEntry>,
+    ) -> Result<Arc<[DirEntry]>> {
+        let entries = Arc::<[DirEntry]>::from(entries);
         let dir = OpenDir {
             ino,
             entries: entries.clone(),
@@ -329,8 +329,8 @@ mod tests {
             }
         }
         assert_eq!(nr_read, 64, "MiB");
-        let listing = |nr: u64| -> Vec<Entry> {
-            let entry = |number| Entry {
+        let listing = |nr: u64| -> Vec<DirEntry> {
+            let entry = |number| DirEntry {
                 ino: INodeNo(number),
                 kind: FileType::Directory,
                 name: number.to_string().into(),

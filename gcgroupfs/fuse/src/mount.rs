@@ -24,7 +24,7 @@ mod mountinfo;
 pub use mountinfo::{has, is_listed, point_of, socket_and_rest};
 
 use abort::{abort_dead, is_connected};
-use mountinfo::{Entry, TYPE, entries, hidden_by, mounts, ours};
+use mountinfo::{MountEntry, TYPE, entries, hidden_by, mounts, ours};
 
 /// How long an existing mount at the path may take to show whether a daemon answers for it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -92,7 +92,7 @@ impl Mount {
     pub fn again(point: &Path, source: &Path, device: u64, kernel: &OwnedFd) -> io::Result<Option<Self>> {
         let point = absolute(point)?;
         let source = std::path::absolute(source)?;
-        let is_it = |top: &Entry| top.is_ours && top.device == device && top.source == source;
+        let is_it = |top: &MountEntry| top.is_ours && top.device == device && top.source == source;
         let top = mounts(&point)?
             .pop()
             .filter(is_it)
@@ -178,9 +178,9 @@ fn detach(point: &Path) -> io::Result<()> {
 }
 
 /// Returns the mount that is reached at `point`; none if another one lies over a directory above.
-fn visible_at(point: &Path) -> io::Result<Option<Entry>> {
+fn visible_at(point: &Path) -> io::Result<Option<MountEntry>> {
     let text = fs::read_to_string("/proc/self/mountinfo")?;
-    let mut all: Vec<Entry> = entries(&text).collect();
+    let mut all: Vec<MountEntry> = entries(&text).collect();
     let top = all.iter().rposition(|entry| entry.point == point);
     let top = top.filter(|at| hidden_by(&all, point, all[*at].device).is_none());
     Ok(top.map(|at| all.swap_remove(at)))

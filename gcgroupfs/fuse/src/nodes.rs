@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, OpenAccMode, OpenFlags, PollEvents, PollNotifier};
 
-use super::handles::{Entry, Handles, OpenFile};
+use super::handles::{DirEntry, Handles, OpenFile};
 use super::inode;
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::{self, Attributes, Contents, Node};
@@ -224,11 +224,11 @@ impl Nodes {
         self.tree.store(change);
     }
 
-    pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<Entry>> {
+    pub(super) fn entries(&self, ino: INodeNo) -> Result<Vec<DirEntry>> {
         let Node::Dir(directory) = self.node(ino)? else {
             return Err(Error::NotDirectory);
         };
-        let entry = |node, name: &str| Entry {
+        let entry = |node, name: &str| DirEntry {
             ino: inode::number(node),
             kind: match node {
                 Node::Dir(_) => FileType::Directory,

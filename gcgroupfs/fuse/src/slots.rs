@@ -17,11 +17,11 @@ const NR_SLOTS: u64 = 16 << 10;
 #[derive(Debug)]
 pub(super) struct Slots<const N: usize> {
     file: File,
-    state: Mutex<State<N>>,
+    state: Mutex<Positions<N>>,
 }
 
 #[derive(Debug)]
-struct State<const N: usize> {
+struct Positions<const N: usize> {
     at: HashMap<[u8; N], u64>,
     free: Vec<u64>,
     next: u64,
@@ -29,7 +29,7 @@ struct State<const N: usize> {
 
 impl<const N: usize> Slots<N> {
     pub(super) fn new(file: File) -> Self {
-        let state = State {
+        let state = Positions {
             at: HashMap::new(),
             free: Vec::new(),
             next: 0,

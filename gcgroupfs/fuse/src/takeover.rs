@@ -61,7 +61,7 @@ pub(super) struct Takeover {
     processes: Arc<Slots<24>>,
     pollers: Arc<Slots<8>>,
     /// Processes that the predecessor governed.
-    before: Vec<Entry>,
+    before: Vec<ProcessRecord>,
     /// Poll handles of sleeping pollers.
     sleepers: Vec<[u8; 8]>,
 }
@@ -100,9 +100,9 @@ impl Takeover {
 pub(super) struct Governed(pub(super) Arc<Slots<24>>);
 
 /// One record: pid, entity, start time.
-type Entry = (u32, u64, u64);
+type ProcessRecord = (u32, u64, u64);
 
-fn record((pid, entity, start_time): Entry) -> [u8; 24] {
+fn record((pid, entity, start_time): ProcessRecord) -> [u8; 24] {
     let mut record = [0; 24];
     let words = [u64::from(pid), entity, start_time];
     for (place, word) in record.as_chunks_mut().0.iter_mut().zip(words) {
@@ -111,7 +111,7 @@ fn record((pid, entity, start_time): Entry) -> [u8; 24] {
     record
 }
 
-fn entry(record: [u8; 24]) -> Option<Entry> {
+fn entry(record: [u8; 24]) -> Option<ProcessRecord> {
     let [pid, entity, start_time] = record.as_chunks().0 else {
         return None;
     };
@@ -131,7 +131,7 @@ impl Listener for Governed {
 
 /// Waits for the processes that the predecessor governed, while any of them registers within [`STILL`].
 /// Returns those that do not register again.
-fn wait_for(tree: &Tree, before: &[Entry]) -> Vec<Entry> {
+fn wait_for(tree: &Tree, before: &[ProcessRecord]) -> Vec<ProcessRecord> {
     let deadline = Instant::now() + PATIENCE;
     let mut missing = before.to_vec();
     let mut gone = Vec::new();

@@ -42,11 +42,11 @@ const SEVERAL: u32 = u32::MAX;
 pub struct History {
     path: PathBuf,
     full: usize,
-    state: Mutex<State>,
+    state: Mutex<LogFile>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LogFile {
     /// `None` if it could not be opened.
     file: Option<Arc<File>>,
     /// Length of the complete lines, bytes.
@@ -94,7 +94,7 @@ impl History {
     }
 
     /// Writes the held records with one write(2), and rewrites a full file.
-    fn write(&self, state: &mut State) -> io::Result<()> {
+    fn write(&self, state: &mut LogFile) -> io::Result<()> {
         let is_there = state
             .file
             .as_ref()
@@ -125,7 +125,7 @@ impl History {
     }
 
     /// Returns the state of the file that is there now, or of a new one.
-    fn reopened(&self) -> io::Result<State> {
+    fn reopened(&self) -> io::Result<LogFile> {
         let file = state_file::open(&self.path).map_err(|refusal| io::Error::other(refusal.to_string()))?;
         let text = state_file::read(&file, file.metadata()?.len())?;
         let length = text
@@ -136,11 +136,11 @@ impl History {
         let last = lines_of(&text)
             .filter_map(|line| Some(line::open("", line)?.0))
             .max();
-        Ok(State {
+        Ok(LogFile {
             file: Some(Arc::new(file)),
             length: length as u64,
             last: last.unwrap_or(0),
-            ..State::default()
+            ..LogFile::default()
         })
     }
 

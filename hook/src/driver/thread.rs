@@ -179,13 +179,13 @@ fn set_cancel_state(state: c_int) -> c_int {
 /// Runs `body`, which may sleep or do I/O, with pthread_cancel(3) deferred until it ends. For code outside
 /// handlers.
 pub(crate) fn uncanceled<T>(body: impl FnOnce() -> T) -> T {
-    struct State(c_int);
-    impl Drop for State {
+    struct CancelState(c_int);
+    impl Drop for CancelState {
         fn drop(&mut self) {
             set_cancel_state(self.0);
         }
     }
-    let _before = State(set_cancel_state(PTHREAD_CANCEL_DISABLE));
+    let _before = CancelState(set_cancel_state(PTHREAD_CANCEL_DISABLE));
     body()
 }
 

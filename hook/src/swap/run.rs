@@ -30,10 +30,10 @@ struct Going<'a> {
     block: &'a Block,
     placed: MutexGuard<'a, Placed>,
     at: usize,
-    state: State,
+    stage: Stage,
 }
 
-enum State {
+enum Stage {
     /// Not to be moved, or not yet charged; holds the prepared memory.
     Ready(Piece),
     /// Charged at the destination.
@@ -69,7 +69,7 @@ pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran 
             block,
             placed: block.lock(),
             at,
-            state: State::Ready(piece),
+            stage: Stage::Ready(piece),
         })
         .collect();
     let mut ran = Ran::default();
@@ -85,17 +85,17 @@ pub(super) fn run(swap: &Swap, index: usize, moves: Vec<Move>, to: Goal) -> Ran 
     if let Err(failed) = done.unwrap_or(Err(Failed::Driver)) {
         ran.failed = Some(failed);
     }
-    let ends: Vec<_> = going.into_iter().map(|one| (one.at, one.state)).collect();
-    for (at, state) in ends {
+    let ends: Vec<_> = going.into_iter().map(|one| (one.at, one.stage)).collect();
+    for (at, stage) in ends {
         let Some(block) = blocks.get(at) else { continue };
-        let ended = match state {
-            State::Moved => {
+        let ended = match stage {
+            Stage::Moved => {
                 ran.moved.push(Arc::clone(block));
                 Ok(())
             }
-            State::Ready(piece) => piece.cancel(swap, index, to),
-            State::Charged(piece) => cancel_charged(swap, index, piece, to),
-            State::Lost => {
+            Stage::Ready(piece) => piece.cancel(swap, index, to),
+            Stage::Charged(piece) => cancel_charged(swap, index, piece, to),
+            Stage::Lost => {
                 match to.place() {
                     Where::Host => swap.charge_lost(index, block.size),
                     Where::Device => swap.end_moving_in(to, block.size),
@@ -130,40 +130,40 @@ impl Going<'_> {
         if !self.block.may_go(&self.placed, index, to) {
             return true;
         }
-        let State::Ready(piece) = std::mem::replace(&mut self.state, State::Lost) else {
+        let Stage::Ready(piece) = std::mem::replace(&mut self.stage, Stage::Lost) else {
             return true;
         };
         let size = self.block.size;
         let is_charged = to.place() == Where::Device || swap.reserve_swap(index, size);
-        self.state = match is_charged {
-            true => State::Charged(piece),
-            false => State::Ready(piece),
+        self.stage = match is_charged {
+            true => Stage::Charged(piece),
+            false => Stage::Ready(piece),
         };
         is_charged
     }
 
     /// Queues the copy of the block, if it is to be moved.
     fn copy(&self, stream: &Stream) -> Result<(), NotCopied> {
-        match &self.state {
-            State::Charged(piece) => stream.copy(piece.aside.address(), self.block.base, self.block.size),
+        match &self.stage {
+            Stage::Charged(piece) => stream.copy(piece.aside.address(), self.block.base, self.block.size),
             _ => Ok(()),
         }
     }
 
     fn exchange(&mut self, swap: &Swap, to: Goal) -> Result<(), Failed> {
-        match std::mem::replace(&mut self.state, State::Lost) {
-            State::Charged(piece) => match self.block.exchange(swap, &mut self.placed, piece, to) {
+        match std::mem::replace(&mut self.stage, Stage::Lost) {
+            Stage::Charged(piece) => match self.block.exchange(swap, &mut self.placed, piece, to) {
                 Ok(()) => {
-                    self.state = State::Moved;
+                    self.stage = Stage::Moved;
                     Ok(())
                 }
                 Err((failed, piece)) => {
-                    self.state = State::Charged(piece);
+                    self.stage = Stage::Charged(piece);
                     Err(failed)
                 }
             },
-            state => {
-                self.state = state;
+            stage => {
+                self.stage = stage;
                 Ok(())
             }
         }
@@ -171,7 +171,7 @@ impl Going<'_> {
 
     /// Leaks the prepared memory, because a copy to it may still be in progress.
     fn lose(&mut self) {
-        if let State::Charged(piece) = std::mem::replace(&mut self.state, State::Lost) {
+        if let Stage::Charged(piece) = std::mem::replace(&mut self.stage, Stage::Lost) {
             std::mem::forget(piece);
         }
     }
@@ -192,7 +192,7 @@ fn batches(going: &[Going<'_>]) -> Vec<Range<usize>> {
 }
 
 fn move_all(swap: &Swap, going: &mut [Going<'_>], to: Goal) -> Result<(), Failed> {
-    if !going.iter().any(|one| matches!(one.state, State::Charged(_))) {
+    if !going.iter().any(|one| matches!(one.stage, Stage::Charged(_))) {
         return Ok(());
     }
     let mut batches = batches(going).into_iter();

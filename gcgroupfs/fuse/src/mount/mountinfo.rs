@@ -48,7 +48,7 @@ fn split(mountinfo: &str, path: &Path) -> Option<(PathBuf, PathBuf)> {
 
 /// One line of /proc/self/mountinfo.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct MountEntry {
     pub(super) id: u64,
     /// Id of the parent mount.
     pub(super) parent: u64,
@@ -62,22 +62,22 @@ pub(super) struct Entry {
 }
 
 /// Returns the mounts at `point`, the visible one last.
-pub(super) fn mounts(point: &Path) -> io::Result<Vec<Entry>> {
+pub(super) fn mounts(point: &Path) -> io::Result<Vec<MountEntry>> {
     Ok(at(&fs::read_to_string("/proc/self/mountinfo")?, point))
 }
 
 /// Returns the gcgroupfs mounts at `point`, the visible one last.
-pub(super) fn ours(point: &Path) -> io::Result<Vec<Entry>> {
+pub(super) fn ours(point: &Path) -> io::Result<Vec<MountEntry>> {
     Ok(mounts(point)?.into_iter().filter(|entry| entry.is_ours).collect())
 }
 
 /// Returns the mounts at `point` from the text of /proc/self/mountinfo.
-fn at(mountinfo: &str, point: &Path) -> Vec<Entry> {
+fn at(mountinfo: &str, point: &Path) -> Vec<MountEntry> {
     entries(mountinfo).filter(|entry| entry.point == point).collect()
 }
 
 /// Returns the visible mounts: of several at one point the last hides the others.
-fn visible(mountinfo: &str) -> Vec<Entry> {
+fn visible(mountinfo: &str) -> Vec<MountEntry> {
     let mut last = BTreeMap::new();
     for entry in entries(mountinfo) {
         last.insert(entry.point.clone(), entry);
@@ -86,7 +86,7 @@ fn visible(mountinfo: &str) -> Vec<Entry> {
 }
 
 /// Parses the text of /proc/self/mountinfo (proc(5)).
-pub(super) fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
+pub(super) fn entries(mountinfo: &str) -> impl Iterator<Item = MountEntry> {
     mountinfo.lines().filter_map(|line| {
         let (fields, kind) = line.split_once(" - ")?;
         let mut fields = fields.split(' ');
@@ -97,7 +97,7 @@ pub(super) fn entries(mountinfo: &str) -> impl Iterator<Item = Entry> {
         let root = fields.next()?;
         let point = unescaped(fields.next()?).into();
         let mut kind = kind.split(' ');
-        Some(Entry {
+        Some(MountEntry {
             id,
             parent,
             device,
@@ -130,10 +130,10 @@ fn unescaped(text: &str) -> String {
 
 /// Returns a mount that hides ours: one at the same point or above it on which ours is not mounted, directly
 /// or through others.
-pub(super) fn hidden_by<'a>(all: &'a [Entry], point: &Path, device: u64) -> Option<&'a Entry> {
-    let is_it = |entry: &&Entry| entry.is_ours && entry.device == device && entry.point == point;
+pub(super) fn hidden_by<'a>(all: &'a [MountEntry], point: &Path, device: u64) -> Option<&'a MountEntry> {
+    let is_it = |entry: &&MountEntry| entry.is_ours && entry.device == device && entry.point == point;
     let ours = all.iter().rfind(is_it)?;
-    let below = |entry: &&Entry| {
+    let below = |entry: &&MountEntry| {
         all.iter()
             .find(|other| other.id == entry.parent && other.id != entry.id)
     };
@@ -193,7 +193,7 @@ mod tests {
 
     fn hidden(more: &str) -> Option<u64> {
         let text = format!("{ROOT}{more}");
-        let all: Vec<Entry> = entries(&text).collect();
+        let all: Vec<MountEntry> = entries(&text).collect();
         let device = all.iter().find(|entry| entry.id == 91).map(|entry| entry.device);
         hidden_by(&all, Path::new("/run/gc"), device.unwrap()).map(|entry| entry.id)
     }
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn unmounted_mount_is_hidden_by_nothing() {
-        let all: Vec<Entry> = entries(ROOT).collect();
+        let all: Vec<MountEntry> = entries(ROOT).collect();
         assert!(hidden_by(&all, Path::new("/run/gc"), 1).is_none());
     }
 }

@@ -28,7 +28,7 @@ pub(super) enum Admission {
 
 #[derive(Debug)]
 pub(super) struct Connections {
-    all: HashMap<u64, Entry>,
+    all: HashMap<u64, Queued>,
     /// One entry for each connection that has a timer.
     due: BTreeSet<(Instant, u64)>,
     /// Maximum number of connections that do not belong to registered processes.
@@ -44,7 +44,7 @@ pub(super) struct Connections {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Queued {
     /// Boxed, because the map may allocate twice the room it needs.
     connection: Box<Connection>,
     /// Its time in the queue `due`.
@@ -106,7 +106,7 @@ impl Connections {
         let due = connection.next_look();
         self.all.insert(
             number,
-            Entry {
+            Queued {
                 connection,
                 due: None,
             },
@@ -117,7 +117,7 @@ impl Connections {
     }
 
     pub(super) fn remove(&mut self, number: &u64) -> Option<Box<Connection>> {
-        let Entry { connection, due } = self.all.remove(number)?;
+        let Queued { connection, due } = self.all.remove(number)?;
         if let Some(when) = due {
             self.due.remove(&(when, *number));
         }
