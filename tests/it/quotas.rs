@@ -14,6 +14,10 @@ const WAYS: [&str; 3] = ["synchronize", "event", "copy"];
 /// Part of the GPU by which jobs may exceed their quota: two points, and the tolerance of the measured time.
 const TOLERANCE: f64 = 0.05;
 
+/// Part of the quota by which they may exceed it beyond that where a kernel is shorter than 100 us: its time
+/// is known to 5 us.
+const SHORT: f64 = 0.5;
+
 #[test]
 fn quota_of_jobs_that_pause_holds_by_true_time() {
     let mut random = Random::unlike_before();
@@ -21,11 +25,12 @@ fn quota_of_jobs_that_pause_holds_by_true_time() {
         let (mount, quota) = (Mount::new(), [10, 20, 40, 60][random.below(4)]);
         fs::create_dir(mount.path().join("team")).expect("root may create a group");
         mount.write("team", "compute.max", &format!("{} 100000", quota * 1000));
-        let mut texts = Vec::new();
+        let (mut texts, mut least) = (Vec::new(), u64::MAX);
         let jobs: Vec<Governed> = (0..1 + random.below(3))
             .map(|_| {
-                let [kernel, pause] =
-                    [KERNELS[random.below(6)], PAUSES[random.below(5)]].map(|usec| usec.to_string());
+                let [kernel, pause] = [KERNELS[random.below(6)], PAUSES[random.below(5)]];
+                least = least.min(kernel);
+                let [kernel, pause] = [kernel, pause].map(|usec| usec.to_string());
                 let way = WAYS[random.below(3)];
                 texts.push(format!("{kernel}+{pause} {way}"));
                 let fixed = [
@@ -56,6 +61,7 @@ fn quota_of_jobs_that_pause_holds_by_true_time() {
         });
         let share = (used() - before) as f64 / began.elapsed().as_micros() as f64;
         println!("{quota} %: {share:.3} by {texts:?}");
-        assert!(share < quota as f64 / 100.0 + TOLERANCE, "{quota} %: {share}");
+        let most = quota as f64 / 100.0 * if least < 100 { 1.0 + SHORT } else { 1.0 };
+        assert!(share < most + TOLERANCE, "{quota} %: {share}");
     }
 }
