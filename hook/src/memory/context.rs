@@ -262,7 +262,9 @@ impl Memory {
         let less = [gone.bytes, gone.estimated].map(u64::wrapping_neg);
         self.show_context(gone.index, less[0], less[1]);
         self.uncharge(gone.index, gone.bytes);
-        let others = all.iter_mut().filter(|other| other.index == gone.index);
+        let others = all
+            .iter_mut()
+            .filter(|other| other.index == gone.index && other.bytes != 0);
         others.for_each(|other| other.is_asked = true);
         self.contexts.doubt_all(&all);
         self.ask_size(gone.index, None);
@@ -311,7 +313,6 @@ impl Memory {
         if is_done {
             self.contexts.doubt.store(0, Relaxed);
         }
-        all.retain(|charged| !charged.is_shared() || charged.bytes != 0);
         is_done
     }
 
@@ -320,11 +321,37 @@ impl Memory {
     #[inline]
     pub(super) fn know_contexts(&self, index: usize, bytes: impl FnOnce() -> u64) {
         let doubt = self.contexts.doubt.load(Relaxed);
-        if doubt > 0
+        if (doubt > 0 || self.has_freed(index))
             && Room::on(self, index).free < bytes().saturating_add(doubt)
             && self.contexts.wait_again.load(Relaxed) <= sys::now()
         {
+            self.ask_freed(index);
             self.await_sizes();
+        }
+    }
+
+    /// Returns whether the daemon may charge for memory that this process has shared and freed.
+    #[inline]
+    fn has_freed(&self, index: usize) -> bool {
+        let usage = self.usage().devices.get(index);
+        usage.is_some_and(|device| device.shared_freed.load(Relaxed) != 0)
+            && self
+                .control()
+                .devices
+                .get(index)
+                .is_some_and(|device| device.memory_overhead.load(Relaxed) != 0)
+    }
+
+    /// Requests a measurement of shared memory that was freed, since nobody may hold it any more.
+    fn ask_freed(&self, index: usize) {
+        let mut all = self.contexts.charged.lock();
+        let mut freed = all
+            .iter_mut()
+            .filter(|freed| freed.is_shared() && freed.index == index);
+        if let Some(freed) = freed.find(|freed| !freed.is_asked) {
+            freed.is_asked = true;
+            self.contexts.doubt(&all);
+            self.ask_size(index, None);
         }
     }
 

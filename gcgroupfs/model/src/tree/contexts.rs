@@ -130,14 +130,25 @@ impl State {
             is_recent(&mut seen, request, now, HURRY)
         };
         let is_in_group = |id: GroupId| self.chain(Some(id)).contains(&group);
-        let most = match self.orphaned.unmeasured().any(is_in_group) {
+        let has_new_context = self.within(group).into_iter().any(awaits);
+        let kept = self
+            .processes
+            .get(&id)
+            .and_then(|process| process.devices.get(device));
+        let Some(mut delayed) = kept.map(|kept| kept.refusal_delayed) else {
+            return false;
+        };
+        is_recent(&mut delayed, number, now, HURRY);
+        let most = match self.orphaned.is_look_awaited(delayed.1, is_in_group) {
             true => MOST_DELAY,
-            false if self.within(group).into_iter().any(awaits) => HURRY,
-            false => return false,
+            false if has_new_context => HURRY,
+            false => Duration::ZERO,
         };
         let process = self.processes.get_mut(&id);
-        let kept = process.and_then(|process| process.devices.get_mut(device));
-        kept.is_some_and(|kept| is_recent(&mut kept.refusal_delayed, number, now, most))
+        if let Some(kept) = process.and_then(|process| process.devices.get_mut(device)) {
+            kept.refusal_delayed = delayed;
+        }
+        is_recent(&mut delayed, number, now, most)
     }
 
     /// Notes new requests of a process.

@@ -6,6 +6,7 @@
 //! their group. A group that is removed leaves its charge to the group above.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::{GroupId, Ledger, ProcessId, State, Tree};
 
@@ -28,6 +29,8 @@ pub(super) struct Orphaned {
     left: BTreeMap<(GroupId, usize), u64>,
     /// Bytes that a group is charged for both.
     charged: BTreeMap<(GroupId, usize), u64>,
+    /// When the look began that is under way, and the last one that had a result.
+    looked: [Duration; 2],
     /// Number of processes that have ever registered.
     pub(super) nr_joined: u64,
 }
@@ -49,9 +52,12 @@ impl Orphaned {
         all.next().is_some()
     }
 
-    /// Returns the groups of the processes of which nothing has been measured since they ended.
-    pub(super) fn unmeasured(&self) -> impl Iterator<Item = GroupId> {
-        self.owners.iter().map(|owner| owner.group)
+    /// Returns whether a refusal at that time is to wait for a look, because groups for which `concerns`
+    /// holds are charged for what may be gone.
+    pub(super) fn is_look_awaited(&self, since: Duration, concerns: impl Fn(GroupId) -> bool) -> bool {
+        let [_, measured] = self.looked;
+        let is_unmeasured = self.owners.iter().any(|owner| concerns(owner.group));
+        is_unmeasured || measured <= since && self.charged.keys().any(|(group, _)| concerns(*group))
     }
 }
 
@@ -66,9 +72,11 @@ impl Tree {
         self.state.lock().orphaned.nr_joined
     }
 
-    /// Returns the processes whose shared memory is to be measured.
+    /// Begins a look: returns the processes whose shared memory is to be measured.
     pub fn ended_owners(&self) -> Vec<EndedOwner> {
-        self.state.lock().orphaned.owners.clone()
+        let mut state = self.state.lock();
+        state.orphaned.looked[0] = (state.devices.host.uptime)();
+        state.orphaned.owners.clone()
     }
 
     /// Stores a measurement of a device: the bytes that no process owns, how many of them each ended process
@@ -81,6 +89,7 @@ impl Tree {
         running: &[(ProcessId, u64)],
     ) {
         self.update(|state, notices| {
+            state.orphaned.looked[1] = state.orphaned.looked[0];
             let Orphaned {
                 owners,
                 left,

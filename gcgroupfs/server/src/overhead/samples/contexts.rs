@@ -54,8 +54,8 @@ impl Samples {
         };
         // What no process owns is charged as overhead: contexts and freed memory are measured without it.
         let before = control.memory_overhead.load(Relaxed);
-        let more = share.saturating_sub(self.unowned.charged(*id, device));
-        let (beside, held) = (before.saturating_add(more), held.saturating_add(share));
+        let beside = before.saturating_sub(self.unowned.charged(*id, device));
+        let (beside, held) = (beside.saturating_add(share), held.saturating_add(share));
         let charged = beside.saturating_add(ledger.contexts());
         // An estimate is no earlier result: managed memory on the device would pass for a context.
         let known = beside.saturating_add(ledger.measured_contexts());
@@ -69,7 +69,7 @@ impl Samples {
         };
         // An equal part of what all processes hold may fall: what is missing is charged beside the ledger.
         let missing = if is_exact { missing } else { missing.min(0) };
-        if more != 0 {
+        if beside != before {
             tree.set_overhead(*id, device, beside);
             self.last.insert((*id, device), beside);
             self.unowned.charge(*id, device, share);
