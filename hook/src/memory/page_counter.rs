@@ -69,7 +69,8 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
     }
 }
 
-/// Counts bytes that are about to be charged. Only with the lock of the total, so plain stores do.
+/// Counts bytes that are charged, before the driver is called. Only with the lock of the total, so plain
+/// stores do.
 #[inline]
 fn count_taken(usage: &Usage, bytes: u64) {
     let taken = &usage.memory_taken;
@@ -130,7 +131,6 @@ impl PageCounter {
         };
         let on_device = device_limit(control, index);
         let mut total = self.total.lock();
-        count_taken(usage, bytes);
         if !has_room(*total, bytes, process_limit(control)) {
             let fits = has_room(device.memory_current.load(Relaxed), bytes, on_device);
             return Err(if fits { Full::Process } else { Full::Device(index) });
@@ -141,6 +141,7 @@ impl PageCounter {
             Short::Grant => Full::Group(index),
         })?;
         *total += bytes;
+        count_taken(usage, bytes);
         Ok(Sums {
             in_device,
             in_process: *total,

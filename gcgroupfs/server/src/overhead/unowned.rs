@@ -237,7 +237,7 @@ impl Unowned {
                 false => bounds.least.saturating_sub(own),
             };
         }
-        if !tree.has_orphaned() {
+        if !tree.has_orphaned() || bounds.part(u64::MAX).is_none() {
             return;
         }
         let share = |owner: &EndedOwner| {
