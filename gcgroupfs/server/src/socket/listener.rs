@@ -76,6 +76,7 @@ impl Listener {
         // Of two daemons that start at once, one finds its file replaced by the other's later.
         clear(path, &address)?;
         let (socket, file) = make(path, &address)?;
+        listen(&socket, Backlog::new(BACKLOG)?)?;
         Ok(Self::of(socket, path, file))
     }
 
@@ -121,16 +122,21 @@ impl Listener {
         Ok(())
     }
 
-    /// Has the service manager store the socket in place of the one that it has replaced.
-    pub(super) fn store_anew(&mut self) {
+    /// Has the service manager store the socket in place of the one that it has replaced, and listens. In
+    /// this order: if the daemon is killed, its successor has each socket that clients could reach.
+    ///
+    /// # Errors
+    /// Those of listen(2).
+    pub(super) fn serve_anew(&mut self) -> anyhow::Result<()> {
         manager::forget(NAME);
         self.is_stored = manager::store(NAME, &self.socket);
+        Ok(listen(&self.socket, Backlog::new(BACKLOG)?)?)
     }
 
-    /// Checks the socket's file. If it was removed or replaced, creates another socket there and returns the
-    /// old one, which can no longer be reached. Does not wait. Failures are logged once and the check is
-    /// repeated: another daemon that listens there is left alone. Any other file there is renamed to
-    /// `NAME.displaced`.
+    /// Checks the socket's file. If it was removed or replaced, creates another socket there, which does not
+    /// listen yet, and returns the old one, which can no longer be reached. Does not wait. Failures are
+    /// logged once and the check is repeated: another daemon that listens there is left alone. Any other file
+    /// there is renamed to `NAME.displaced`.
     pub(super) fn look(&mut self) -> Option<OwnedFd> {
         match restore(&self.path, &mut self.file) {
             Ok(None) => self.complaint.clear(),
@@ -187,16 +193,14 @@ fn make_directory(path: &Path) -> anyhow::Result<()> {
         .with_context(|| format!("cannot make {}", directory.display()))
 }
 
-/// Listens at a path where no file exists.
+/// Creates a socket at a path where no file exists.
 fn make(path: &Path, address: &UnixAddr) -> anyhow::Result<(OwnedFd, FileId)> {
     let socket = new_socket(SockFlag::SOCK_NONBLOCK)?;
     bind_with_mode(&socket, address).with_context(|| format!("cannot make {}", path.display()))?;
     if fs::symlink_metadata(path)?.mode() & 0o777 != mode() {
         fs::set_permissions(path, Permissions::from_mode(mode()))?;
     }
-    let file = fs::symlink_metadata(path)?;
-    listen(&socket, Backlog::new(BACKLOG)?)?;
-    Ok((socket, id(&file)))
+    Ok((socket, id(&fs::symlink_metadata(path)?)))
 }
 
 /// Returns the mode of the socket's file: a user's daemon serves only that user's processes.
@@ -301,6 +305,7 @@ mod tests {
         assert!(listener.look().is_none());
         fs::remove_file(&path).unwrap();
         assert!(listener.look().is_some() && listener.look().is_none());
+        listener.serve_anew().unwrap();
         let probe = new_socket(SockFlag::empty()).unwrap();
         connect(probe.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         fs::remove_dir_all(directory.path()).unwrap();

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use nix::sys::epoll::{EpollFlags, EpollTimeout};
+use tracing::warn;
 
 use super::{Listener, RETURN, Server, TICK};
 use gcgroupfs_model::tree::Tree;
@@ -91,7 +92,9 @@ impl Server {
             if let Some(old) = self.listener.look() {
                 self.listen_anew(old);
                 // Not before, because the manager's reference may be the last to what clients have sent.
-                self.listener.store_anew();
+                if let Err(error) = self.listener.serve_anew() {
+                    warn!("cannot listen: {error:#}");
+                }
             }
         }
         if self.full_until.is_some_and(|when| when <= now) {
