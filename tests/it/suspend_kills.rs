@@ -164,10 +164,11 @@ fn reach_hold_in_a_move(config: Config, bandwidth: &str) -> (Mount, Governed) {
     }
     mount.write(pid, "compute.freeze", "1");
     wait_until("it is frozen", || events(&mount, pid).contains("frozen 1\n"));
+    // The memory counts as moved when the copies have ended.
+    let truth = mount.truth();
+    let before = truth.copy_usec(pid, 0);
     mount.write(pid, "memory.limit", "64M");
-    wait_until("the move has begun", || {
-        Dir::of(&mount, pid).number("memory.swap.current") != 0
-    });
+    wait_until("the move has begun", || truth.copy_usec(pid, 0) != before);
     mount.write(pid, "gcgroup.suspend", "1");
     wait_until("the helper thread is waited for", || {
         events(&mount, pid).contains("suspend_step hold")
