@@ -118,7 +118,7 @@ impl Tree {
                 .map(|(group, _)| *group)
                 .collect();
             for group in groups {
-                let bytes = state.orphaned_in(group, device, running);
+                let bytes = state.orphaned_in((group, device), unowned, running);
                 state.charge_orphaned(group, device, bytes);
                 state.reap(Some(group), notices);
             }
@@ -186,8 +186,14 @@ impl State {
         }
     }
 
-    /// Returns what a group is to be charged: less what running processes in it are charged already.
-    fn orphaned_in(&self, group: GroupId, device: usize, running: &[(ProcessId, u64)]) -> u64 {
+    /// Returns what a group is to be charged: together with what running processes in it are charged, no more
+    /// than what no process owns, and what has not been measured.
+    fn orphaned_in(
+        &self,
+        (group, device): (GroupId, usize),
+        unowned: u64,
+        running: &[(ProcessId, u64)],
+    ) -> u64 {
         let is_in_group = |(id, _): &&(ProcessId, u64)| {
             let process = self.processes.get(id);
             process.is_some_and(|process| self.chain(process.group).contains(&group))
@@ -198,9 +204,10 @@ impl State {
         let owners = self.orphaned.owners.iter();
         owners
             .filter(|owner| (owner.group, owner.device) == (group, device))
-            .fold(left.unwrap_or(0).saturating_sub(running), |sum, owner| {
-                sum.saturating_add(owner.bytes)
-            })
+            .fold(
+                left.unwrap_or(0).min(unowned.saturating_sub(running)),
+                |sum, owner| sum.saturating_add(owner.bytes),
+            )
     }
 
     fn charge_orphaned(&mut self, group: GroupId, device: usize, bytes: u64) {

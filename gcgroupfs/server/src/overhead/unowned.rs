@@ -254,10 +254,7 @@ impl Unowned {
             .claims
             .iter()
             .filter(|((id, on), _)| *on == device && !is_ended(id));
-        // What a process has opened may be what an ended one left; not what it has freed itself.
-        let opened =
-            |((id, _), claim): (&(ProcessId, usize), &Claim)| (*id, claim.charged.saturating_sub(claim.most));
-        let running: Vec<_> = running.map(opened).collect();
+        let running: Vec<_> = running.map(|((id, _), claim)| (*id, claim.charged)).collect();
         tree.set_orphaned(device, bounds.most, &shares, &running);
     }
 

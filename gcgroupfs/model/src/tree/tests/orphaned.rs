@@ -42,7 +42,7 @@ fn group_is_charged_for_ended_owner_until_measured() {
     world.store("a/b/gcgroup.procs", ROOT, "102").unwrap();
     let last = world.tree.ended_owners()[0].id;
     world.tree.set_orphaned(0, 40, &[(last, 0)], &[(running, 20)]);
-    assert_eq!(current(&world, "a"), "10\n");
+    assert_eq!(current(&world, "a"), "20\n");
     world.tree.set_orphaned(0, 5, &[], &[]);
     assert_eq!(current(&world, "a"), "5\n");
     assert!(world.tree.ended_owners().is_empty());
