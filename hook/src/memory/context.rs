@@ -321,10 +321,19 @@ impl Memory {
     #[inline]
     pub(super) fn know_contexts(&self, index: usize, bytes: impl FnOnce() -> u64) {
         let doubt = self.contexts.doubt.load(Relaxed);
-        if (doubt > 0 || self.has_freed(index))
-            && Room::on(self, index).free < bytes().saturating_add(doubt)
-            && self.contexts.wait_again.load(Relaxed) <= sys::now()
-        {
+        if doubt == 0 && !self.has_freed(index) {
+            return;
+        }
+        let bytes = bytes();
+        let lacks = |more| {
+            Room::on(self, index).free < bytes.saturating_add(more)
+                && self.contexts.wait_again.load(Relaxed) <= sys::now()
+        };
+        if doubt > 0 && lacks(doubt) {
+            self.await_sizes();
+        }
+        // What was found then may be gone by now.
+        if self.has_freed(index) && lacks(0) {
             self.ask_freed(index);
             self.await_sizes();
         }
