@@ -82,7 +82,8 @@ impl Locks {
         }
     }
 
-    /// Claims a free slot, and runs `clear` on it while no device's accounts can be read.
+    /// Claims a free slot, after running `clear` on it: while it has no owner, what is left there of its last
+    /// one counts for nobody.
     pub(crate) fn claim_slot(&self, slots: usize, clear: impl Fn(usize)) -> io::Result<usize> {
         let _threads: Vec<_> = self.devices.iter().map(Mutex::lock).collect();
         self.wait(DEVICES, offset(MAX_DEVICES));
@@ -90,12 +91,12 @@ impl Locks {
             "more processes than the simulated machine has places for",
         ));
         for slot in 0..slots {
-            if self.slot_owner(slot).is_none()
-                && self
-                    .set(libc::F_SETLK, libc::F_WRLCK, SLOTS + offset(slot), 1)
-                    .is_ok()
-            {
-                clear(slot);
+            if self.slot_owner(slot).is_some() {
+                continue;
+            }
+            clear(slot);
+            let lock = self.set(libc::F_SETLK, libc::F_WRLCK, SLOTS + offset(slot), 1);
+            if lock.is_ok() {
                 claimed = Ok(slot);
                 break;
             }
@@ -203,6 +204,17 @@ impl Drop for Exclusive<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slot_is_cleared_before_it_has_an_owner() {
+        let directory = std::env::temp_dir().join(format!("simgpu-slot-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let locks = Locks::open(&directory).unwrap();
+        let cleared = |slot| assert_eq!(locks.slot_owner(slot), None);
+        let slot = locks.claim_slot(2, cleared).unwrap();
+        assert!(locks.slot_owner(slot).is_some());
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn lock_file_is_opened_once_until_it_is_replaced() {
