@@ -57,6 +57,11 @@ impl Bounds {
         (most.saturating_sub(least) <= most / TOLERANCE).then_some(most)
     }
 
+    /// Returns the bytes that were there at a look before, as far as the bounds permit.
+    fn keep(self, before: u64) -> u64 {
+        before.max(self.least).min(self.most)
+    }
+
     fn width(self) -> u64 {
         self.most.saturating_sub(self.least)
     }
@@ -118,6 +123,13 @@ impl Unowned {
         shares || claim.most != 0 || opened != 0
     }
 
+    /// Notes what processes may hold. Returns whether any memory is shared.
+    fn is_shared(&mut self, tree: &Tree, processes: &Readings, device: usize) -> bool {
+        let note = |(id, (blocks, _)): (&ProcessId, &Reading)| self.note(*id, blocks.as_ref(), device);
+        let is_any = processes.iter().map(note).fold(false, |any, one| any | one);
+        is_any || tree.has_orphaned()
+    }
+
     /// Asks a device what processes hold. Where memory is shared, finds what none of them owns; elsewhere
     /// what is in use without it.
     pub(super) fn look(&mut self, tree: &Tree, source: &impl Source, device: usize) -> Option<Held> {
@@ -126,13 +138,13 @@ impl Unowned {
         let mut held = None;
         for _ in 0..TRIES {
             let (nr_joined, earlier) = (tree.nr_joined(), intakes(tree, device));
-            let note = |(id, (blocks, _)): (&ProcessId, &Reading)| self.note(*id, blocks.as_ref(), device);
-            let is_any = earlier.iter().map(note).fold(false, |any, one| any | one);
-            let is_shared = is_any || tree.has_orphaned();
+            let was_shared = self.is_shared(tree, &earlier, device);
             let before = source.used(device);
             held = source.held(device);
             let after = before.and_then(|_| source.used(device));
             let later = intakes(tree, device);
+            // Memory may have been shared, and freed, only now.
+            let is_shared = self.is_shared(tree, &later, device) || was_shared;
             let new = later.keys().filter(|id| !earlier.contains_key(id));
             let has_missed = tree.nr_joined() - nr_joined != new.count() as u64;
             let taken = self.taken(earlier, later, device);
@@ -226,15 +238,16 @@ impl Unowned {
             None => Bounds::default(),
         };
         let last = self.last.get_mut(&device);
-        let last = last.map_or(0, |last| mem::replace(last, bounds.least));
+        let last = last.map_or(0, |last| mem::replace(last, bounds.keep(*last)));
         for (id, _, blocks) in running.iter().filter(|(_, pid, _)| is_listed(pid)) {
             let Some(claim) = self.claims.get_mut(&(*id, device)) else {
                 continue;
             };
             let own = claim.most.saturating_add(blocks.usage().shared_pools(device));
+            let others = bounds.without(own);
             claim.others = match self.restless.contains(&(*id, device)) {
-                true => claim.others.min(bounds.least),
-                false => bounds.least.saturating_sub(own),
+                true => claim.others.min(others.most),
+                false => others.keep(claim.others),
             };
         }
         if !tree.has_orphaned() || bounds.part(u64::MAX).is_none() {

@@ -1,6 +1,7 @@
 //! Random interleavings of looks at a device with processes that share memory, free it, and end.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gcgroup_abi::{Kind, OTHER_DEVICE};
@@ -42,6 +43,17 @@ enum Step {
     Leave,
 }
 
+/// The steps by which a process frees memory that it has shared.
+const FREE_SHARED: [Step; 7] = [
+    Step::BeginCall,
+    Step::Free,
+    Step::CountOut,
+    Step::KeepFreed,
+    Step::KeepCharge,
+    Step::Unshare,
+    Step::EndCall,
+];
+
 #[derive(Clone, Copy, Default)]
 struct Block {
     bytes: u64,
@@ -79,6 +91,8 @@ struct State {
     /// Whether descriptors are closed at any time.
     closes: bool,
     is_quiet: bool,
+    /// Steps of the first process, all made when the device is asked next.
+    script: VecDeque<Step>,
 }
 
 impl State {
@@ -115,6 +129,9 @@ impl State {
 
     /// Lets a process, or several, do something.
     fn run(&mut self, most: usize) {
+        while let Some(step) = self.script.pop_front() {
+            self.make(0, step);
+        }
         let most = if self.is_quiet { 0 } else { most };
         for _ in 0..self.below(most + 1) {
             let choice = self.below(12);
@@ -146,16 +163,7 @@ impl State {
         process.steps = match choice {
             1..8 => [Step::Charge(bytes), Step::Make(bytes), Step::Count(bytes)].into(),
             8..14 if !is_shared && !process.blocks.is_empty() => [Step::Share, Step::Export(is_held)].into(),
-            14..22 if is_shared => [
-                Step::BeginCall,
-                Step::Free,
-                Step::CountOut,
-                Step::KeepFreed,
-                Step::KeepCharge,
-                Step::Unshare,
-                Step::EndCall,
-            ]
-            .into(),
+            14..22 if is_shared => FREE_SHARED.into(),
             14..22 if !process.blocks.is_empty() => [Step::Free, Step::CountOut, Step::Uncharge].into(),
             _ if process.kept > 0 => [Step::Correct].into(),
             _ => VecDeque::new(),
@@ -296,12 +304,13 @@ impl Source for Simulated {
     }
 }
 
-fn run(seed: u64, closes: bool) {
+/// Returns a device that nobody uses yet, and its tree.
+fn device(seed: u64, closes: bool) -> (Arc<Tree>, Simulated) {
     let world = World::new(1);
     for group in GROUPS {
         world.group(group);
     }
-    let tree: std::sync::Arc<Tree> = world.tree.clone();
+    let tree = Arc::clone(&world.tree);
     let device = Simulated(Mutex::new(State {
         world,
         random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -310,7 +319,13 @@ fn run(seed: u64, closes: bool) {
         unowned: Vec::new(),
         closes,
         is_quiet: true,
+        script: VecDeque::new(),
     }));
+    (tree, device)
+}
+
+fn run(seed: u64, closes: bool) {
+    let (tree, device) = device(seed, closes);
     let mut samples = Samples::default();
     samples.take(&tree, &device);
     device.0.lock().is_quiet = false;
@@ -354,4 +369,33 @@ fn groups_are_charged_for_all_that_ended_processes_left() {
 #[test]
 fn groups_together_are_charged_for_memory_that_is_let_go() {
     (0..24).for_each(|seed| run(seed, true));
+}
+
+#[test]
+fn memory_shared_and_freed_during_a_look_is_charged() {
+    let (tree, device) = device(1, false);
+    let mut samples = Samples::default();
+    samples.take(&tree, &device);
+    let mut state = device.0.lock();
+    state.start();
+    let first = state.processes[0].steps.drain(..).collect::<Vec<_>>();
+    state.script = first.into();
+    state
+        .script
+        .extend([Step::Charge(64), Step::Make(64), Step::Count(64)]);
+    drop(state);
+    samples.take(&tree, &device);
+    let mut state = device.0.lock();
+    state.script.extend([Step::Share, Step::Export(true)]);
+    state.script.extend(FREE_SHARED);
+    drop(state);
+    samples.take(&tree, &device);
+    let mut state = device.0.lock();
+    state.make(0, Step::End);
+    state.make(0, Step::Leave);
+    drop(state);
+    for _ in 0..2 {
+        samples.take(&tree, &device);
+        device.0.lock().check();
+    }
 }
