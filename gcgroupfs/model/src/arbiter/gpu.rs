@@ -13,12 +13,13 @@ use super::member::{Member, Seen};
 use super::memory_turns::{Holder, Look, MemoryTurn, MemoryTurns};
 use super::parts::{is_near, parts, percent};
 use super::place::Place;
-use super::plan::{Order, Plan, Quotas, Tick, Used};
+use super::plan::{Plan, Quotas, Tick, Used};
 use super::policy::{Time, Weigh};
 use super::rank::{below, ranks};
 use super::tree::Tree;
 use super::turns::{Contest, Decision, Turns, View};
 use super::waits;
+use crate::tree::GateOrder;
 
 /// Nanoseconds between ticks while several processes are busy and their time is measured.
 const DIVISION: u64 = 2_000_000;
@@ -165,7 +166,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
     }
 
     /// Decides the gates.
-    pub(super) fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan {
+    pub(super) fn decide(&mut self, tick: &Tick<'_, Id>, settings: &Settings) -> Plan<Id> {
         let Tick {
             now,
             seen,
@@ -225,7 +226,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
             member.take_turn(is_out || member.has_extra || memory.is_parked);
             member.is_tracked = gate != Gate::Run || (settings.measures != 0 && one.is_measuring);
             member.tell(matches!(gate, Gate::Run | Gate::Track));
-            orders.push(Order {
+            orders.push(GateOrder {
                 gate,
                 window: window(ends_soon || is_narrow, quotas, settings),
                 patience: settings.patience + member.debt_length(quotas.over_until, settings),
@@ -255,7 +256,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Returns whether the same decision would be taken at any later time, as long as `seen` and the quotas
     /// stay as they are: no process works, waits, or has memory elsewhere.
-    pub(super) fn is_at_rest(&self, plan: &Plan, seen: &[Seen<Id>]) -> bool {
+    pub(super) fn is_at_rest(&self, plan: &Plan<Id>, seen: &[Seen<Id>]) -> bool {
         plan.next.is_none()
             && self.members().all(Member::is_at_rest)
             && seen.iter().all(|one| one.nr_waiting == 0)

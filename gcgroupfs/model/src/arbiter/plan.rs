@@ -1,13 +1,9 @@
 //! Input and result of a decision about one GPU.
 
-use gcgroup_abi::Gate;
-
 use super::member::Seen;
-#[cfg(test)]
-use super::memory_turns::MemoryTurn;
-use super::memory_turns::{MemoryNews, Share};
+use super::memory_turns::MemoryNews;
 use super::policy::{Policy, Time};
-use crate::tree::WaitsFor;
+use crate::tree::GateOrder;
 
 /// GPU time of a process since the last measurement, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -15,54 +11,6 @@ pub(super) struct Used {
     pub charged: u64,
     /// Time for which the GPU was kept free for the process although others waited.
     pub held: u64,
-}
-
-/// The state that a gate is to have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Order {
-    pub gate: Gate,
-    /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
-    pub window: u64,
-    /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
-    pub patience: u64,
-    /// With [`Gate::Arbitrate`]: when all submitted work is to have ended, because a process of higher
-    /// priority is expected to have work; 0: none is expected.
-    pub gap_until: Time,
-    /// Whether the process must ring when its work begins.
-    pub wants_bell: bool,
-    /// Whether the process must ring when its work ends.
-    pub wants_end: bool,
-    pub memory: Share,
-    /// Percentage of the GPU for the process while all that have lately had work want it.
-    pub share_percent: u64,
-    /// Whether the process is to measure its work while its gate is open.
-    pub measures: bool,
-    /// Number of other processes that have work on the GPU.
-    pub nr_others: u32,
-    /// Place among the observed processes of the one that it waits for.
-    pub waits_for: Option<(usize, WaitsFor)>,
-}
-
-#[cfg(test)]
-impl Order {
-    /// The order for a process without a context on the GPU.
-    pub(super) const OPEN: Self = Self {
-        gate: Gate::Run,
-        window: 0,
-        patience: 0,
-        gap_until: 0,
-        wants_bell: false,
-        wants_end: false,
-        memory: Share {
-            turn: MemoryTurn::None,
-            is_parked: false,
-            resident_limit: 0,
-        },
-        share_percent: 0,
-        measures: false,
-        nr_others: 0,
-        waits_for: None,
-    };
 }
 
 /// State of the quotas that apply to a process on one GPU.
@@ -79,9 +27,9 @@ pub(super) struct Quotas {
 /// Orders that hold until the next tick, and the time of that tick; `next` is `None` if only a bell or a
 /// changed setting leads to one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct Plan<Id> {
     /// One for each observed process, in the same order.
-    pub orders: Vec<Order>,
+    pub orders: Vec<GateOrder<Id>>,
     pub next: Option<Time>,
     /// Place among `orders` of the process whose memory turn begins.
     pub memory_turn: Option<usize>,

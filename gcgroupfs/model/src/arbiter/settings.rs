@@ -79,8 +79,3 @@ impl Settings {
         (4 * self.window).clamp(500_000, 2_000_000)
     }
 }
-
-/// Returns `nsec` in microseconds, the unit of control blocks and of the configuration.
-pub(super) fn usec(nsec: u64) -> u32 {
-    u32::try_from(nsec / 1000).unwrap_or(u32::MAX)
-}

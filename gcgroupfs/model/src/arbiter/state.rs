@@ -6,10 +6,9 @@ use super::Settings;
 use super::gpu::Gpu;
 use super::member::Seen;
 use super::memory_turns::MemoryNews;
-use super::plan::{Order, Quotas, Tick, Used};
+use super::plan::{Quotas, Tick, Used};
 use super::policy::{Policy, Time};
 use super::quota::{Key, Meter, Passed};
-use super::settings::usec;
 use crate::tree::{Arbitration, GateOrder, ProcessId, Quota, Remainder};
 
 /// Nanoseconds between ticks while a busy process's GPU time is being watched and nothing else causes a tick.
@@ -168,7 +167,7 @@ impl State {
                 tree.order(id, device, &GateOrder::OPEN);
             }
             for (one, order) in seen.iter().zip(&plan.orders) {
-                tree.order(one.id, device, &self.gate(order, seen));
+                tree.order(one.id, device, order);
             }
             tree.fence();
             for (one, order) in seen.iter().zip(&plan.orders) {
@@ -180,23 +179,6 @@ impl State {
             at: next.into_iter().min(),
             again,
             memory_news,
-        }
-    }
-
-    fn gate(&self, order: &Order, seen: &[Seen<ProcessId>]) -> GateOrder {
-        let awaited = order.waits_for;
-        GateOrder {
-            gate: order.gate,
-            window_usec: usec(order.window),
-            patience_usec: usec(order.patience),
-            gap_until: order.gap_until,
-            wants_bell: order.wants_bell,
-            wants_end: order.wants_end,
-            memory: order.memory,
-            share_percent: order.share_percent,
-            measures: order.measures,
-            nr_others: order.nr_others,
-            waits_for: awaited.and_then(|(place, what)| Some((seen.get(place)?.id, what))),
         }
     }
 

@@ -2,12 +2,11 @@
 
 use super::member::{Member, Seen};
 use super::memory_turns::MemoryTurn;
-use super::plan::Order;
-use crate::tree::WaitsFor;
+use crate::tree::{GateOrder, WaitsFor};
 
 /// Sets `waits_for` of each process with threads at its gate: the owner of the memory turn, or a process that
 /// has the turn, one with work if there is any. A process that waits for a quota waits for no other.
-pub(super) fn set<Id>(orders: &mut [Order], members: &[(Id, Member)], seen: &[Seen<Id>]) {
+pub(super) fn set<Id: Copy>(orders: &mut [GateOrder<Id>], members: &[(Id, Member)], seen: &[Seen<Id>]) {
     if seen.iter().all(|one| one.nr_waiting == 0) {
         return;
     }
@@ -26,6 +25,7 @@ pub(super) fn set<Id>(orders: &mut [Order], members: &[(Id, Member)], seen: &[Se
             (false, false) => None,
         };
         let waits = one.nr_waiting > 0 && !one.is_frozen;
-        order.waits_for = awaited.filter(|(place, _)| waits && *place != at);
+        let awaited = awaited.filter(|(place, _)| waits && *place != at);
+        order.waits_for = awaited.map(|(place, what)| (members[place].0, what));
     }
 }

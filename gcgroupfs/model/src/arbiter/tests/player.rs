@@ -8,9 +8,9 @@ use super::played::{MSEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::place::{Place, Step};
-use crate::arbiter::plan::{Order, Quotas};
+use crate::arbiter::plan::Quotas;
 use crate::arbiter::quota::Meter;
-use crate::tree::Quota;
+use crate::tree::{GateOrder, Quota};
 
 /// The hook's first guess of a submission's cost, nanoseconds.
 const GUESS: u64 = 200 * USEC;
@@ -84,7 +84,7 @@ pub(super) struct Player {
     /// The last submission that ran beside others: its length, the time that it took, and the GPU time
     /// charged before it.
     unsettled: Option<(u64, u64, u64)>,
-    pub(super) order: Order,
+    pub(super) order: GateOrder<usize>,
     /// Claims waiting threads, in changing numbers, and never goes on.
     is_liar: bool,
     /// Frozen until that time.
@@ -120,7 +120,7 @@ impl Player {
             used: 0,
             charged: 0,
             unsettled: None,
-            order: Order::OPEN,
+            order: GateOrder::OPEN,
             is_liar: false,
             frozen_until: 0,
         }

@@ -8,15 +8,20 @@ use crate::arbiter::{MemoryTurn, Share};
 use crate::tree::process::{Process, is_closed};
 use crate::tree::{ProcessId, WaitsFor};
 
-/// The state that a gate shall have while it is not frozen.
+/// State that a gate is to have while it is not frozen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GateOrder {
+pub struct GateOrder<Id = ProcessId> {
     pub gate: Gate,
-    pub window_usec: u32,
-    pub patience_usec: u32,
-    /// When the work at the gate `arbitrate` is to have ended, nanoseconds; 0: it need not.
+    /// With [`Gate::Arbitrate`]: the in-flight window, nanoseconds.
+    pub window: u64,
+    /// With [`Gate::Throttled`]: the longest wait, nanoseconds.
+    pub patience: u64,
+    /// With [`Gate::Arbitrate`]: when all submitted work is to have ended, because a process of higher
+    /// priority is expected to have work, nanoseconds; 0: none is expected.
     pub gap_until: u64,
+    /// Whether the process must ring when its work begins.
     pub wants_bell: bool,
+    /// Whether the process must ring when its work ends.
     pub wants_end: bool,
     pub memory: Share,
     /// Percentage of the device for the process while all that have lately had work want it.
@@ -26,14 +31,14 @@ pub struct GateOrder {
     /// Number of other processes that have work on the device.
     pub nr_others: u32,
     /// The process that it waits for.
-    pub waits_for: Option<(ProcessId, WaitsFor)>,
+    pub waits_for: Option<(Id, WaitsFor)>,
 }
 
-impl GateOrder {
+impl<Id> GateOrder<Id> {
     pub const OPEN: Self = Self {
         gate: Gate::Run,
-        window_usec: 0,
-        patience_usec: 0,
+        window: 0,
+        patience: 0,
         gap_until: 0,
         wants_bell: false,
         wants_end: false,
@@ -68,6 +73,11 @@ pub(in crate::tree) fn hold_helper(process: &Process, is_held: bool) {
     process.control().suspend_generation.store(number, Release);
 }
 
+/// Returns `nsec` in microseconds, the unit of control blocks.
+fn usec(nsec: u64) -> u32 {
+    u32::try_from(nsec / 1000).unwrap_or(u32::MAX)
+}
+
 /// Sets a gate by the arbiter's order. A frozen gate stays frozen and is set when it thaws.
 pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &GateOrder) -> Moved {
     let before = process.gate(device);
@@ -83,8 +93,8 @@ pub(in crate::tree) fn arbitrate(process: &mut Process, device: usize, order: &G
     let Some(control) = process.control().devices.get(device) else {
         return moved;
     };
-    control.window_usec.store(order.window_usec, Relaxed);
-    control.patience_usec.store(order.patience_usec, Relaxed);
+    control.window_usec.store(usec(order.window), Relaxed);
+    control.patience_usec.store(usec(order.patience), Relaxed);
     control.gap_until.store(order.gap_until, Relaxed);
     if control.measures_time.swap(order.measures.into(), Relaxed) != u32::from(order.measures) {
         moved.is_news = true;
