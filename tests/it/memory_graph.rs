@@ -129,6 +129,23 @@ fn graph_launch_over_limit_is_refused_uncharged() {
 }
 
 #[test]
+fn launch_of_deeply_nested_allocation_over_limit_is_refused() {
+    let mount = Mount::new();
+    let mut calls = Calls::start(&mount);
+    captured(&mut calls, 40 * MIB);
+    for _ in 0..40 {
+        calls.ok("cuGraphCreate &outer 0");
+        calls.ok("cuGraphAddChildGraphNode &node $outer 0 0 $graph");
+        let outer = calls.get("outer");
+        calls.put("graph", 0, 8, outer);
+    }
+    calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+    Dir::of(&mount, calls.pid()).write("memory.limit", 40 * MIB - 1);
+    assert_eq!(calls.call("cuGraphLaunch $exec $stream"), OUT_OF_MEMORY);
+    assert_eq!(mount.truth().peak(calls.pid(), 0), 0);
+}
+
+#[test]
 fn frozen_launch_of_an_allocating_graph_waits() {
     let mount = Mount::with(Config::default());
     let mut calls = Calls::start(&mount);

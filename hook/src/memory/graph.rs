@@ -32,8 +32,6 @@ static IS_USED: AtomicBool = AtomicBool::new(false);
 
 /// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
-/// Depth to which child graphs are searched; the driver's own bound is not known.
-const MOST_DEPTH: u32 = 16;
 
 /// Memory that an executable graph needs on one device.
 #[derive(Debug)]
@@ -154,11 +152,10 @@ impl Graphs {
 /// # Errors
 /// The driver's, where a limit is in force: an allocation may be unknown.
 pub(crate) fn needs(memory: &Memory, graph: CUgraph) -> Result<Arc<[Need]>, CUerror> {
-    let mut pages = Vec::new();
-    match collect(graph, 0, &mut pages) {
+    let mut pages = match allocations(graph) {
         Err(error) if memory.is_limited() => return Err(error),
-        _ => {}
-    }
+        found => found.unwrap_or_default(),
+    };
     pages.sort_unstable();
     let mut needs: Vec<Need> = Vec::new();
     let mut end = 0;
@@ -182,24 +179,28 @@ pub(crate) fn needs(memory: &Memory, graph: CUgraph) -> Result<Arc<[Need]>, CUer
     Ok(needs.into())
 }
 
-/// Appends each allocation as device, first and last address, in whole pages.
-fn collect(graph: CUgraph, depth: u32, into: &mut Vec<(CUdevice, u64, u64)>) -> CUresult {
-    for node in nodes(graph)? {
-        let mut kind = 0;
-        driver::cuGraphNodeGetType(node, &mut kind)?;
-        if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
-            let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::NONE;
-            driver::cuGraphMemAllocNodeGetParams(node, &mut params)?;
-            if let Some(device) = params.pool.location.device() {
-                let from = params.address.0 / PAGE * PAGE;
-                let end = params.address.0.saturating_add(params.bytes as u64);
-                into.push((device, from, end.checked_next_multiple_of(PAGE).unwrap_or(end)));
+/// Returns each allocation of the graph and its child graphs as device, first and last address, in whole
+/// pages.
+fn allocations(graph: CUgraph) -> Result<Vec<(CUdevice, u64, u64)>, CUerror> {
+    let (mut left, mut pages) = (vec![graph], Vec::new());
+    while let Some(graph) = left.pop() {
+        for node in nodes(graph)? {
+            let mut kind = 0;
+            driver::cuGraphNodeGetType(node, &mut kind)?;
+            if kind == CU_GRAPH_NODE_TYPE_MEM_ALLOC {
+                let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::NONE;
+                driver::cuGraphMemAllocNodeGetParams(node, &mut params)?;
+                if let Some(device) = params.pool.location.device() {
+                    let from = params.address.0 / PAGE * PAGE;
+                    let end = params.address.0.saturating_add(params.bytes as u64);
+                    pages.push((device, from, end.checked_next_multiple_of(PAGE).unwrap_or(end)));
+                }
+            } else if kind == CU_GRAPH_NODE_TYPE_GRAPH {
+                let mut child = CUgraph::NULL;
+                driver::cuGraphChildGraphNodeGetGraph(node, &mut child)?;
+                left.push(child);
             }
-        } else if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth < MOST_DEPTH {
-            let mut child = CUgraph::NULL;
-            driver::cuGraphChildGraphNodeGetGraph(node, &mut child)?;
-            collect(child, depth + 1, into)?;
         }
     }
-    Ok(())
+    Ok(pages)
 }
