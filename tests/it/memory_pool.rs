@@ -218,6 +218,44 @@ fn current_pool_is_the_one_set() {
     assert_eq!(dir.gpu(0).number("memory.current"), 0);
 }
 
+/// Managed memory goes to the device where it is used, wherever its pool prefers it. It is not known to be
+/// there, so a context beside it stays charged.
+#[test]
+fn managed_pools_are_charged_wherever_their_memory_is() {
+    const MANAGED: u64 = 2;
+    const CONTEXT: u64 = 8 * MIB;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
+    for (location, id) in [(DEVICE, 0), (HOST, 0), (0, 0)] {
+        let mut calls = Calls::start(&mount);
+        let dir = Dir::of(&mount, calls.pid());
+        wait_until("the context is measured", || {
+            dir.key("memory.stat", "context_estimated") == 0
+        });
+        dir.write("memory.limit", CONTEXT + CHUNK);
+        calls.put("properties", 0, 4, MANAGED);
+        calls.put("properties", 8, 4, location);
+        calls.put("properties", 12, 4, id);
+        calls.ok("cuMemPoolCreate &created &properties");
+        calls.put("location", 0, 4, location);
+        calls.ok(&format!("cuMemGetDefaultMemPool &default &location {MANAGED}"));
+        for pool in ["created", "default"] {
+            let alloc = |bytes| format!("cuMemAllocFromPoolAsync &one {bytes} ${pool} 0");
+            assert_eq!(
+                calls.call(&alloc(CHUNK + 1)),
+                OUT_OF_MEMORY,
+                "{pool} of location {location}"
+            );
+            calls.ok(&alloc(MIB));
+            assert_eq!(dir.key("memory.stat", "managed"), CHUNK);
+            assert_eq!(dir.number("memory.current"), CONTEXT + CHUNK);
+            assert_eq!(mount.truth().peak(calls.pid(), 0), CONTEXT + CHUNK);
+            calls.ok("cuMemFreeAsync $one 0");
+            calls.ok("cuStreamSynchronize 0");
+            assert_eq!(dir.number("memory.current"), CONTEXT);
+        }
+    }
+}
+
 #[test]
 fn host_pools_are_not_charged_to_devices() {
     let mount = Mount::new();

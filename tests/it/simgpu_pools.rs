@@ -77,7 +77,7 @@ fn managed_pool_is_usable_on_host_and_device() {
          ok(cu.cuCtxSynchronize())",
     );
     assert_eq!(program.ask("bytes_at(address, 4)"), "b'BBBB'");
-    assert_eq!(truth.held(program.pid(), 0, Held::Pool), CHUNK);
+    assert_eq!(truth.held(program.pid(), 0, Held::Managed), CHUNK);
 }
 
 #[test]

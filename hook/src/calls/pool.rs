@@ -10,6 +10,7 @@ use gcgroup_abi::Kind;
 
 use crate::driver;
 use crate::driver::cuda::{
+    CU_MEM_ALLOCATION_TYPE_MANAGED, CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEMPOOL_ATTR_ALLOCATION_TYPE,
     CU_MEMPOOL_ATTR_LOCATION_ID, CU_MEMPOOL_ATTR_LOCATION_TYPE, CUdeviceptr, CUerror, CUmemLocation,
     CUmemPoolProps, CUmemoryPool, CUresult, CUstream,
 };
@@ -21,7 +22,7 @@ use crate::memory::account::Want;
 use crate::memory::graph;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
-use crate::memory::reserve::Reserve;
+use crate::memory::reserve::{Backing, Reserve};
 use crate::memory::stream::Stream;
 use crate::program::no_target;
 use crate::shared::device::LocalDevice;
@@ -41,7 +42,9 @@ fn current_pool(hook: &Hook, stream: CUstream) -> Result<Arc<Reserve>, CUerror> 
         let mut handle = CUmemoryPool::NULL;
         driver::cuDeviceGetMemPool(&mut handle, local.device())?;
         let known = pools.find(handle);
-        Ok(known.unwrap_or_else(|| pools.enter(handle, local, hook.session.devices.index(local), false)))
+        Ok(known.unwrap_or_else(|| {
+            pools.enter(handle, local, hook.session.devices.index(local), Backing::Device)
+        }))
     })
 }
 
@@ -58,28 +61,35 @@ fn pool_of(hook: &Hook, handle: CUmemoryPool) -> Result<Arc<Reserve>, CUerror> {
     if let Some(pool) = hook.memory.reserves.find(handle) {
         return Ok(pool);
     }
-    let (local, is_elsewhere) = match located(handle) {
-        Some(location) => match location.device().and_then(LocalDevice::of) {
-            Some(local) => (local, false),
-            None => (hook.program.target().ok_or_else(no_target)?.local, true),
-        },
-        None => (default_of(handle)?, false),
+    let (location, kind) = match described(handle) {
+        Some((location, kind)) => (location.device().and_then(LocalDevice::of), kind),
+        None => (Some(default_of(handle)?), CU_MEM_ALLOCATION_TYPE_PINNED),
+    };
+    let local = match location {
+        Some(local) => local,
+        None => hook.program.target().ok_or_else(no_target)?.local,
+    };
+    let backing = match (kind, location) {
+        (CU_MEM_ALLOCATION_TYPE_MANAGED, _) => Backing::Managed,
+        (_, Some(_)) => Backing::Device,
+        (_, None) => Backing::Elsewhere,
     };
     let index = hook.session.devices.learn(hook.session.control(), local);
-    Ok(hook.memory.reserves.enter(handle, local, index, is_elsewhere))
+    Ok(hook.memory.reserves.enter(handle, local, index, backing))
 }
 
-/// Returns where a pool's memory is; drivers since CUDA 13 tell.
-fn located(pool: CUmemoryPool) -> Option<CUmemLocation> {
+/// Returns where a pool's memory is, and its allocation type; drivers since CUDA 13 tell.
+fn described(pool: CUmemoryPool) -> Option<(CUmemLocation, u32)> {
     let attribute = |which| {
         let mut value = 0;
         driver::cuMemPoolGetAttribute(pool, which, &mut value).ok()?;
         u32::try_from(value).ok()
     };
-    Some(CUmemLocation {
+    let location = CUmemLocation {
         kind: attribute(CU_MEMPOOL_ATTR_LOCATION_TYPE)?,
         id: attribute(CU_MEMPOOL_ATTR_LOCATION_ID)?.cast_signed(),
-    })
+    };
+    Some((location, attribute(CU_MEMPOOL_ATTR_ALLOCATION_TYPE)?))
 }
 
 /// Returns the device whose default pool it is.
@@ -135,7 +145,7 @@ pub(crate) fn alloc_from_pool(
         return next();
     }
     match pool_of(hook, pool) {
-        Ok(pool) if pool.is_elsewhere => next(),
+        Ok(pool) if pool.backing == Backing::Elsewhere => next(),
         Ok(pool) => alloc_from(hook, &pool, address, bytes as u64, stream, next),
         Err(error) => hook.memory.without_charge(error, next),
     }
@@ -202,15 +212,17 @@ pub(crate) fn free(address: CUdeviceptr, stream: CUstream, next: Next<'_>) -> CU
         .result
 }
 
-/// `cuMemPoolCreate`. Pools of host memory are ignored.
+/// `cuMemPoolCreate`. Pools of host memory are ignored. The device of managed memory may be that of the first
+/// allocation, so [`pool_of`] finds it.
 pub(crate) fn create(made: *mut CUmemoryPool, wanted: *const CUmemPoolProps, next: Next<'_>) -> CUresult {
     next()?;
     let (Some(hook), Some(made)) = (hook::get(), written(made)) else {
         return Ok(());
     };
-    if let Some(local) = argument(wanted).and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
+    let wanted = argument(wanted).filter(|wanted| wanted.kind == CU_MEM_ALLOCATION_TYPE_PINNED);
+    if let Some(local) = wanted.and_then(|wanted| LocalDevice::of(wanted.location.device()?)) {
         let index = hook.session.devices.learn(hook.session.control(), local);
-        hook.memory.reserves.enter(made, local, index, false);
+        hook.memory.reserves.enter(made, local, index, Backing::Device);
     }
     Ok(())
 }
@@ -222,7 +234,8 @@ pub(crate) fn import(made: *mut CUmemoryPool, next: Next<'_>) -> CUresult {
         return Ok(());
     };
     if let Some(target) = hook.program.target() {
-        hook.memory.reserves.enter(made, target.local, target.index, true);
+        let (local, index) = (target.local, target.index);
+        hook.memory.reserves.enter(made, local, index, Backing::Elsewhere);
         hook.memory.share_pool(made);
     }
     Ok(())

@@ -34,6 +34,16 @@ enum Source {
     Graphs,
 }
 
+/// Where the memory of a reserve is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backing {
+    Device,
+    /// Managed memory: on the device as far as it is used there, wherever its pool prefers it.
+    Managed,
+    /// On the host, or of another process, which is charged for it.
+    Elsewhere,
+}
+
 /// A call that is charged in advance.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Advance {
@@ -47,8 +57,7 @@ pub(crate) struct Reserve {
     source: Source,
     id: u32,
     pub(crate) local: LocalDevice,
-    /// True for memory of the host, or of another process, which is charged there.
-    pub(crate) is_elsewhere: bool,
+    pub(crate) backing: Backing,
     /// Whether other processes may have the pool, which is counted then.
     pub(crate) is_shared: AtomicBool,
     /// Number of trims: a graph whose memory existed before a trim may have none now.
@@ -65,6 +74,7 @@ impl Reserve {
 
     fn kind(&self) -> Kind {
         match self.source {
+            Source::Pool(_) if self.backing == Backing::Managed => Kind::Managed,
             Source::Pool(_) => Kind::Pool,
             Source::Graphs => Kind::Graph,
         }
@@ -224,7 +234,7 @@ impl Reserve {
     }
 
     fn settle_after(&self, memory: &Memory, held: Option<Advance>, after: After) -> Result<(), Full> {
-        if self.is_elsewhere {
+        if self.backing == Backing::Elsewhere {
             return Ok(());
         }
         let settled = self.settle_by_ledger(memory, held.map(|held| held.begun), after);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Re
 
 use parking_lot::Mutex;
 
-use super::{Reserve, Source};
+use super::{Backing, Reserve, Source};
 use crate::driver::cuda::{CUerror, CUmemoryPool};
 use crate::memory::Memory;
 use crate::memory::account::Account;
@@ -49,11 +49,11 @@ impl Reserves {
         handle: CUmemoryPool,
         local: LocalDevice,
         index: usize,
-        is_elsewhere: bool,
+        backing: Backing,
     ) -> Arc<Reserve> {
         let source = Source::Pool(handle.0.expose_provenance());
         let mut list = self.list.lock();
-        self.add(&mut list, source, local, index, is_elsewhere)
+        self.add(&mut list, source, local, index, backing)
     }
 
     /// Returns the reserve of graphs on a device.
@@ -63,7 +63,7 @@ impl Reserves {
             .iter()
             .find(|reserve| reserve.source == Source::Graphs && reserve.local == local)
             .cloned();
-        known.unwrap_or_else(|| self.add(&mut list, Source::Graphs, local, index, false))
+        known.unwrap_or_else(|| self.add(&mut list, Source::Graphs, local, index, Backing::Device))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of a reserve")]
@@ -73,7 +73,7 @@ impl Reserves {
         source: Source,
         local: LocalDevice,
         index: usize,
-        is_elsewhere: bool,
+        backing: Backing,
     ) -> Arc<Reserve> {
         self.changes.fetch_add(1, Release);
         let id = list
@@ -85,7 +85,7 @@ impl Reserves {
             source,
             id,
             local,
-            is_elsewhere,
+            backing,
             is_shared: AtomicBool::new(false),
             trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),

@@ -340,7 +340,7 @@ pub(crate) fn settle(process: &'static Process) {
 /// Returns all unused chunks of a device's pools.
 pub(crate) fn give_up_unused(process: &Process, index: usize) {
     for (_, pool) in process.pools.all() {
-        if pool.wish.backing.device == index {
+        if pool.wish.backing.charged_to() == index {
             pool.trim(process, 0);
         }
     }

@@ -64,8 +64,11 @@ fn backing_of(process: &Process, properties: &CUmemPoolProps) -> Result<Backing,
     if is_managed && properties.max_size != 0 {
         return Err(INVALID_VALUE);
     }
+    let first = || process.devices.first().map_or(HOST, |device| device.index);
+    let managed_on = is_managed.then(|| if device == HOST { first() } else { device });
     Ok(Backing {
         device,
+        managed_on,
         is_addressable: is_managed || device == HOST,
         is_shareable: properties.handle_types != 0,
     })
@@ -195,6 +198,7 @@ fn allocate(
         Err(OUT_OF_MEMORY) => {
             // First returns unused chunks of all pools, then waits for the context's work, which includes
             // pending frees.
+            let device = pool.wish.backing.charged_to();
             give_up_unused(call.process, device);
             get().or_else(|_| {
                 context.base().wait();

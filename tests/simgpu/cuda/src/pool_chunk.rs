@@ -16,6 +16,8 @@ pub(crate) const UNIT: u64 = 512;
 pub(crate) struct Backing {
     /// Device index on the machine, or [`HOST`].
     pub(crate) device: usize,
+    /// For managed memory, the device that it is charged to: it goes there when it is used there.
+    pub(crate) managed_on: Option<usize>,
     /// Whether the host can access its addresses.
     pub(crate) is_addressable: bool,
     /// Whether it can be shared with other processes.
@@ -34,27 +36,32 @@ pub(crate) struct Chunk {
 
 impl Backing {
     fn kind(self) -> Held {
-        if self.device == HOST {
-            Held::HostPool
-        } else {
-            Held::Pool
+        match self.managed_on {
+            Some(_) => Held::Managed,
+            None if self.device == HOST => Held::HostPool,
+            None => Held::Pool,
         }
     }
 
+    /// Returns the index of the device whose memory it takes, or [`HOST`].
+    pub(crate) fn charged_to(self) -> usize {
+        self.managed_on.unwrap_or(self.device)
+    }
+
     fn try_charge(self, process: &Process, bytes: u64) -> bool {
-        if self.device == HOST {
+        if self.charged_to() == HOST {
             process.member.hold_host(Held::HostPool, bytes);
             process.member.tell_host();
             return true;
         }
-        process.member.try_charge(self.device, Held::Pool, bytes)
+        process.member.try_charge(self.charged_to(), self.kind(), bytes)
     }
 
     fn uncharge(self, process: &Process, bytes: u64) {
-        if self.device == HOST {
+        if self.charged_to() == HOST {
             process.member.drop_host(Held::HostPool, bytes);
         } else {
-            process.member.uncharge(self.device, Held::Pool, bytes);
+            process.member.uncharge(self.charged_to(), self.kind(), bytes);
         }
     }
 

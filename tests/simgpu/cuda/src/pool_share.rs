@@ -62,6 +62,7 @@ fn import(call: Call, out: Out<CUmemoryPool>, handle: Raw, handle_type: u32, fla
     let wish = Wish {
         backing: Backing {
             device,
+            managed_on: None,
             is_addressable: false,
             is_shareable: false,
         },
