@@ -49,6 +49,9 @@ pub fn try_charge_granted(
         if sum > granted.load(Relaxed) {
             return Err(Short::Grant);
         }
+        if bytes == 0 {
+            return Ok(sum);
+        }
         match current.compare_exchange_weak(now, sum, SeqCst, Relaxed) {
             Ok(_) if sum <= granted.load(SeqCst) => return Ok(sum),
             Ok(_) => {

@@ -91,8 +91,8 @@ pub struct Usage {
     /// Bytes ever charged on all devices, also those that were uncharged again, and those that moved from one
     /// device to another. Wraps.
     ///
-    /// Ordering: the hook stores `Release` under a lock before it calls the driver; the daemon loads
-    /// `Acquire`: what the device has at a moment has been counted by then.
+    /// Ordering: the hook adds `Release` before it calls the driver; the daemon loads `Acquire`: what the
+    /// device has at a moment has been counted by then.
     pub memory_taken: AtomicU64,
     /// Highest total charge on all devices since the reset numbered `peak_generation`.
     ///

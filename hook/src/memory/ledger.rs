@@ -3,7 +3,7 @@
 
 use gcgroup_abi::{Kind, OTHER_DEVICE};
 use hashbrown::HashMap;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::shared::device::LocalDevice;
 
@@ -80,38 +80,58 @@ impl Entry {
     }
 }
 
+/// Exponent of the number of shards.
+const SHARDS: u32 = 4;
+
+/// Live allocations by key, in shards with a lock each, so that threads rarely wait for each other.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<HashMap<u64, Entry>>);
+pub(crate) struct Ledger([Shard; 1 << SHARDS]);
+
+/// In a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Shard(Mutex<HashMap<u64, Entry>>);
 
 impl Ledger {
+    fn shard(&self, key: u64) -> MutexGuard<'_, HashMap<u64, Entry>> {
+        // Multiplied by 2^64 over the golden ratio: keys are multiples of powers of two.
+        let number = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - SHARDS);
+        self.0[number as usize].0.lock()
+    }
+
     /// Inserts the result of `entry`, which is called under the lock; returns the entry that was replaced.
     pub(crate) fn insert(&self, key: u64, entry: impl FnOnce() -> Entry) -> Option<Entry> {
-        let mut table = self.0.lock();
+        let mut table = self.shard(key);
         table.insert(key, entry())
     }
 
     pub(crate) fn remove(&self, key: u64) -> Option<Entry> {
-        self.0.lock().remove(&key)
+        self.shard(key).remove(&key)
     }
 
     /// Returns the device of an entry.
     pub(crate) fn local(&self, key: u64) -> Option<LocalDevice> {
-        Some(self.0.lock().get(&key)?.local)
+        Some(self.shard(key).get(&key)?.local)
     }
 
     /// Calls `change` with an entry, under the lock.
     pub(crate) fn change(&self, key: u64, change: impl FnOnce(&mut Entry)) {
-        self.0.lock().get_mut(&key).map(change);
+        self.shard(key).get_mut(&key).map(change);
     }
 
     /// Removes and returns every entry that `is_wanted`, with its key.
     pub(crate) fn take_all(&self, is_wanted: impl Fn(&Entry) -> bool) -> Vec<(u64, Entry)> {
-        self.0.lock().extract_if(|_, entry| is_wanted(entry)).collect()
+        let tables = self.0.iter().map(|shard| shard.0.lock());
+        tables
+            .flat_map(|mut table| table.extract_if(|_, entry| is_wanted(entry)).collect::<Vec<_>>())
+            .collect()
     }
 
     /// Calls `change` with every entry, under the lock.
-    pub(crate) fn each(&self, change: impl FnMut(&mut Entry)) {
-        self.0.lock().values_mut().for_each(change);
+    pub(crate) fn each(&self, mut change: impl FnMut(&mut Entry)) {
+        for shard in &self.0 {
+            shard.0.lock().values_mut().for_each(&mut change);
+        }
     }
 }
 

@@ -11,7 +11,7 @@ mod unsettled;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Control, Kind, Short, Usage, UsageDevice, try_charge_granted, uncharge};
+use gcgroup_abi::{Control, Kind, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
@@ -69,14 +69,6 @@ pub(crate) fn count(usage: &Usage, index: usize, counter: impl Fn(&UsageDevice) 
     }
 }
 
-/// Counts bytes that are charged, before the driver is called. Only with the lock of the total, so plain
-/// stores do.
-#[inline]
-fn count_taken(usage: &Usage, bytes: u64) {
-    let taken = &usage.memory_taken;
-    taken.store(taken.load(Relaxed).wrapping_add(bytes), Release);
-}
-
 /// Total bytes charged on a device and on all devices, after a charge.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Sums {
@@ -96,8 +88,9 @@ impl Sums {
 
 #[derive(Debug, Default)]
 pub(crate) struct PageCounter {
-    /// Bytes charged on all devices; locked for each charge and uncharge.
-    total: Mutex<u64>,
+    /// Devices on which anything was ever charged, a bit each. What is charged on all devices is the sum of
+    /// theirs.
+    used: AtomicU64,
     /// Held to restart a peak.
     peak: Mutex<()>,
 }
@@ -119,6 +112,9 @@ impl PageCounter {
 
     /// Charges `bytes` for an allocation that may still fail, so peaks are not raised yet; returns the sums
     /// after the charge.
+    ///
+    /// The charge is compared with all limits, and again with that of the process: of threads that charge on
+    /// several devices at once, at least the last one sees all, and undoes its charge if that exceeds it.
     pub(crate) fn try_reserve(
         &self,
         usage: &Usage,
@@ -129,23 +125,59 @@ impl PageCounter {
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
-        let on_device = device_limit(control, index);
-        let mut total = self.total.lock();
-        if !has_room(*total, bytes, process_limit(control)) {
-            let fits = has_room(device.memory_current.load(Relaxed), bytes, on_device);
-            return Err(if fits { Full::Process } else { Full::Device(index) });
-        }
-        let charged = try_charge_granted(&device.memory_current, &device.memory_granted, bytes, on_device);
+        self.use_device(index);
+        let (on_device, limit) = (device_limit(control, index), process_limit(control));
+        let in_process = match limit {
+            NO_LIMIT => NO_LIMIT,
+            limit => limit.saturating_sub(self.elsewhere(usage, index)),
+        };
+        let (current, least) = (&device.memory_current, on_device.min(in_process));
+        let charged = try_charge_granted(current, &device.memory_granted, bytes, least);
         let in_device = charged.map_err(|short| match short {
-            Short::Limit => Full::Device(index),
             Short::Grant => Full::Group(index),
+            Short::Limit if in_process < on_device && has_room(current.load(Relaxed), bytes, on_device) => {
+                Full::Process
+            }
+            Short::Limit => Full::Device(index),
         })?;
-        *total += bytes;
-        count_taken(usage, bytes);
-        Ok(Sums {
+        let sums = self.sums(usage, index, in_device);
+        if sums.in_process > limit {
+            uncharge(current, bytes);
+            return Err(Full::Process);
+        }
+        if bytes != 0 {
+            usage.memory_taken.fetch_add(bytes, Release);
+        }
+        Ok(sums)
+    }
+
+    /// Notes that the device is used, before bytes are charged there.
+    #[inline]
+    fn use_device(&self, index: usize) {
+        let bit = 1 << index;
+        if self.used.load(Relaxed) & bit == 0 {
+            self.used.fetch_or(bit, SeqCst);
+        }
+    }
+
+    /// Returns the bytes charged on all devices but one.
+    #[inline]
+    fn elsewhere(&self, usage: &Usage, index: usize) -> u64 {
+        let (mut left, mut sum) = (self.used.load(SeqCst) & !(1 << index), 0_u64);
+        while let Some(device) = usage.devices.get(left.trailing_zeros() as usize) {
+            sum = sum.saturating_add(device.memory_current.load(SeqCst));
+            left &= left - 1;
+        }
+        sum
+    }
+
+    #[inline]
+    fn sums(&self, usage: &Usage, index: usize, in_device: u64) -> Sums {
+        let in_process = in_device.saturating_add(self.elsewhere(usage, index));
+        Sums {
             in_device,
-            in_process: *total,
-        })
+            in_process,
+        }
     }
 
     /// Charges memory that exists already, even beyond a limit.
@@ -154,31 +186,23 @@ impl PageCounter {
         let Some(device) = usage.devices.get(index).filter(|_| bytes != 0) else {
             return;
         };
-        let sums = {
-            let mut total = self.total.lock();
-            count_taken(usage, bytes);
-            let before = device.memory_current.fetch_add(bytes, SeqCst);
-            *total = total.wrapping_add(bytes);
-            Sums {
-                in_device: before.wrapping_add(bytes),
-                in_process: *total,
-            }
-        };
+        self.use_device(index);
+        let before = device.memory_current.fetch_add(bytes, SeqCst);
+        usage.memory_taken.fetch_add(bytes, Release);
+        let sums = self.sums(usage, index, before.wrapping_add(bytes));
         self.raise_peaks(usage, control, index, sums);
     }
 
     #[inline]
     pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
         if let Some(device) = usage.devices.get(index) {
-            let mut total = self.total.lock();
             uncharge(&device.memory_current, bytes);
-            *total = total.saturating_sub(bytes);
         }
     }
 
     /// Returns the bytes charged on all devices together.
-    pub(crate) fn sum(&self) -> u64 {
-        *self.total.lock()
+    pub(crate) fn sum(&self, usage: &Usage) -> u64 {
+        self.sums(usage, 0, usage.memory_current(0)).in_process
     }
 
     /// Counts an allocation, in the thread's own counters (a plain add) if it has some for the device.
@@ -281,18 +305,16 @@ impl PageCounter {
         to: usize,
         bytes: u64,
     ) {
-        let (Some(from), Some(into)) = (usage.devices.get(from), usage.devices.get(to)) else {
+        let Some(into) = usage.devices.get(to) else {
             return;
         };
-        let in_device = {
-            let _total = self.total.lock();
-            count_taken(usage, bytes);
-            let before = into.memory_current.fetch_add(bytes, SeqCst);
-            uncharge(&from.memory_current, bytes);
-            before.wrapping_add(bytes)
-        };
+        self.use_device(to);
+        // The sum is too high for a moment rather than too low.
+        let before = into.memory_current.fetch_add(bytes, SeqCst);
+        usage.memory_taken.fetch_add(bytes, Release);
+        self.uncharge(usage, from, bytes);
         let sums = Sums {
-            in_device,
+            in_device: before.wrapping_add(bytes),
             in_process: 0,
         };
         self.raise_peaks(usage, control, to, sums);

@@ -45,7 +45,7 @@ impl Room {
             }
         };
         let on_device = left_of(device, device_limit(control, index), usage.memory_current(index));
-        let on_process = left_of(whole, process_limit(control), memory.page_counter.sum());
+        let on_process = left_of(whole, process_limit(control), memory.page_counter.sum(usage));
         Self {
             total: device.min(whole).min(groups),
             free: on_device.min(on_process).min(group_room(usage, control, index)),

@@ -13,7 +13,7 @@ impl PageCounter {
     pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
         let sums = Sums {
             in_device: usage.memory_current(index),
-            in_process: self.sum(),
+            in_process: self.sum(usage),
         };
         self.raise_peaks(usage, control, index, sums);
     }
@@ -54,7 +54,7 @@ impl PageCounter {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if usage.peak_generation.load(Relaxed) != reset {
-            usage.memory_peak.store(self.sum(), Relaxed);
+            usage.memory_peak.store(self.sum(usage), Relaxed);
             usage.peak_generation.store(reset, Release);
         }
     }
