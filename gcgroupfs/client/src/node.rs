@@ -8,6 +8,7 @@ mod host;
 mod moving;
 mod parse;
 mod read;
+mod state;
 mod tree;
 mod users;
 mod waits;
@@ -17,12 +18,13 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::activity::{Activities, Activity, POINTS, Rates, State, Target};
+pub use self::activity::{Activities, Activity, POINTS, Rates, Target};
 pub use self::files::{FILES, Files, value};
 pub use self::host::Host;
 pub use self::moving::{Moving, Whereabouts};
 pub use self::parse::{devices, read_devices};
 pub use self::read::Reader;
+pub use self::state::State;
 pub use self::tree::{Below, ancestors};
 pub use self::waits::Wait;
 

@@ -1,11 +1,12 @@
-//! Rates, states and history of processes and groups, from one snapshot to the next.
+//! Rates and history of processes and groups, from one snapshot to the next.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, Moving, OnDevice, Snapshot, Suspension, Usage, Whereabouts, ancestors};
+use super::state::{Asked, Changes, State, state};
+use super::{Device, Moving, Snapshot, Usage, Whereabouts, ancestors};
 
 /// Points of a history: as many as fit in the widest sparkline.
 pub const POINTS: usize = 60;
@@ -32,60 +33,6 @@ impl Target {
         match self {
             Self::Process(pid) => pid.to_string(),
             Self::Group(path) => path.clone(),
-        }
-    }
-}
-
-/// State of a process or a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub enum State {
-    #[default]
-    Idle,
-    Running,
-    /// Threads wait to submit while no GPU has work of it: for a turn or for a quota. A process that waits
-    /// for its own queued work is running.
-    Throttled,
-    /// Memory has moved to or from the host within the last 2 seconds.
-    Swapping,
-    /// A limit has refused an allocation within the last 10 seconds.
-    Refused,
-    /// A freeze is requested and not complete.
-    Freezing,
-    Frozen,
-    /// The process was idle and has left the GPU.
-    Away,
-    /// A suspension is requested and not complete.
-    Suspending,
-    /// Device memory has been moved to the host by the driver.
-    Suspended,
-    /// The hook does not answer.
-    Lost,
-}
-
-impl State {
-    /// Returns whether a freeze, and no suspension, is requested.
-    pub fn is_frozen(self) -> bool {
-        matches!(self, Self::Freezing | Self::Frozen)
-    }
-
-    /// Returns whether a suspension is requested.
-    pub fn is_suspended(self) -> bool {
-        matches!(self, Self::Suspending | Self::Suspended)
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Running => "running",
-            Self::Throttled => "throttled",
-            Self::Swapping => "swapping",
-            Self::Refused => "refused",
-            Self::Freezing => "freezing",
-            Self::Frozen => "frozen",
-            Self::Away => "away",
-            Self::Suspending => "suspending",
-            Self::Suspended => "suspended",
-            Self::Lost => "lost",
         }
     }
 }
@@ -132,22 +79,6 @@ struct Counts {
     memory: Whereabouts,
 }
 
-/// Requests of the groups at and above a path that the client may see.
-#[derive(Debug, Clone, Copy)]
-struct Asked {
-    freeze: bool,
-    suspend: bool,
-}
-
-impl Asked {
-    fn above(snapshot: &Snapshot, path: &str) -> Self {
-        Self {
-            freeze: snapshot.is_freezing(path),
-            suspend: snapshot.is_suspending(path),
-        }
-    }
-}
-
 impl Counts {
     fn of(usage: &Usage) -> Self {
         let pressure = usage.compute.pressure.as_ref();
@@ -189,20 +120,20 @@ impl Activities {
                 ..above
             };
             let target = Target::Process(process.pid);
-            let next = activity(old.remove(&target), &process.usage, (elapsed, now));
-            let state = state(&next, &process.usage, &process.devices, asked);
+            let (next, changes) = activity(old.remove(&target), &process.usage, (elapsed, now));
+            let state = state(changes, &process.usage, &process.devices, asked);
             if state == State::Throttled {
                 throttled.extend(ancestors(path));
             }
-            self.of.insert(target, Activity { state, ..next.0 });
+            self.of.insert(target, Activity { state, ..next });
         }
         for group in &snapshot.groups {
             let target = Target::Group(group.path.clone());
-            let mut next = activity(old.remove(&target), &group.usage, (elapsed, now));
-            next.1 &= throttled.contains(group.path.as_str());
+            let (next, mut changes) = activity(old.remove(&target), &group.usage, (elapsed, now));
+            changes.is_throttled &= throttled.contains(group.path.as_str());
             let asked = Asked::above(snapshot, &group.path);
-            let state = state(&next, &group.usage, &group.devices, asked);
-            self.of.insert(target, Activity { state, ..next.0 });
+            let state = state(changes, &group.usage, &group.devices, asked);
+            self.of.insert(target, Activity { state, ..next });
         }
         for Device {
             index, utilization, ..
@@ -242,20 +173,19 @@ impl Activities {
     }
 }
 
-/// Returns the new activity without its state, whether threads were throttled, and whether work was submitted
-/// or done.
+/// Returns the new activity without its state, and what has changed.
 fn activity(
     before: Option<Activity>,
     usage: &Usage,
     (elapsed, now): (Option<Duration>, Instant),
-) -> (Activity, bool, bool) {
+) -> (Activity, Changes) {
     let counts = Counts::of(usage);
     let Some((before, elapsed)) = before.zip(elapsed) else {
         let activity = Activity {
             last: counts,
             ..Activity::default()
         };
-        return (activity, false, false);
+        return (activity, Changes::default());
     };
     let last = before.last;
     let percent = |usec: u64| usec as f64 / elapsed.as_micros().max(1) as f64 * 100.0;
@@ -275,33 +205,13 @@ fn activity(
     activity.refused = past(activity.refused, RECENT);
     activity.moved = past(activity.moved, MOVING);
     push(&mut activity.history, format!("{gpu:.0}").parse().unwrap_or(0));
-    let works = counts.submissions > last.submissions || counts.usage_usec > last.usage_usec;
-    (activity, is_throttled, works)
-}
-
-fn state(
-    (activity, is_throttled, works): &(Activity, bool, bool),
-    usage: &Usage,
-    devices: &[OnDevice],
-    is_asked: Asked,
-) -> State {
-    let on_devices = !devices.is_empty() && devices.iter().all(|on| on.usage.events.frozen);
-    let suspension = usage.suspension(is_asked.suspend);
-    let states = [
-        (usage.events.hook.as_deref() == Some("lost"), State::Lost),
-        (suspension == Suspension::Complete, State::Suspended),
-        // A process is frozen on the way to a suspension.
-        (suspension == Suspension::Requested, State::Suspending),
-        (usage.events.away, State::Away),
-        (usage.events.frozen || on_devices, State::Frozen),
-        (is_asked.freeze, State::Freezing),
-        (activity.refused.is_some(), State::Refused),
-        (activity.moved.is_some(), State::Swapping),
-        (*is_throttled, State::Throttled),
-        (*works, State::Running),
-    ];
-    let found = states.into_iter().find(|(is, _)| *is);
-    found.map_or(State::Idle, |(_, state)| state)
+    let changes = Changes {
+        is_refused: activity.refused.is_some(),
+        is_moved: activity.moved.is_some(),
+        is_throttled,
+        is_working: counts.submissions > last.submissions || counts.usage_usec > last.usage_usec,
+    };
+    (activity, changes)
 }
 
 fn push(history: &mut VecDeque<u64>, value: u64) {
