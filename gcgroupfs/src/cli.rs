@@ -22,6 +22,7 @@ mod promise;
 mod record;
 mod reload;
 mod report;
+mod retry;
 mod row;
 mod rows;
 mod run;

@@ -12,8 +12,8 @@ import time
 
 from node import DIST, Node, wait_until
 
-#: Errors of a program that had no answer of the daemon for 5 seconds.
-NOT_ANSWERED = ("daemon does not answer", "no daemon answers", "Resource temporarily unavailable")
+#: Errors of a program that had no answer of the daemon in time.
+NOT_ANSWERED = ("daemon does not answer", "no daemon answers", "too much to do", "Resource temporarily unavailable")
 
 
 class Job:

@@ -47,12 +47,15 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// Returns the error in the C library's words, and the daemon's explanation.
+    /// Returns the error in the C library's words, and the daemon's explanation; only that where those words
+    /// mean something else.
     pub fn reason(&self) -> String {
         let reason = strerror(self.errno);
-        match self.why.as_str() {
-            "" => reason,
-            why => format!("{reason}: {why}"),
+        match (self.errno, self.why.as_str()) {
+            (_, "") => reason,
+            // "Disk quota exceeded".
+            (Errno::EDQUOT, why) => why.to_owned(),
+            (_, why) => format!("{reason}: {why}"),
         }
     }
 }

@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command as Program, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
@@ -15,15 +13,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Socket;
 use super::freeze::{path, resolve};
+use super::retry::ask_until_answered;
 use super::run::execute;
-use gcgroup_client::{Client, Refusal};
+use gcgroup_client::Client;
 use gcgroupfs_model::tree::{HoldOption, Kind, SETTINGS, Setting};
-
-/// Longest wait for a daemon that is being restarted.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Pause between two attempts to reach the daemon.
-const RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -35,7 +28,7 @@ Held values apply beside what is written in the control files and what others ho
 processes that enter a held group. gcgroupfs explain lists the holders.
 
 Exit status: the command's; 127 if it is not found, 126 if it cannot be run, 125 if the daemon refuses or does not answer \
-within 5 seconds. Then nothing is held and COMMAND is not started.")]
+within 5 seconds (a minute while it has too much to do). Then nothing is held and COMMAND is not started.")]
 pub(super) struct Arguments {
     #[command(flatten)]
     values: Values,
@@ -113,7 +106,7 @@ pub(super) fn run(socket: &Socket, arguments: &Arguments) -> ExitCode {
     })
 }
 
-/// Asks the daemon to hold the values for this process, for [`PATIENCE`], since it may be restarting.
+/// Asks the daemon to hold the values for this process.
 ///
 /// # Errors
 /// The daemon refuses, or does not answer.
@@ -122,27 +115,12 @@ fn hold(socket: &Path, Values(values): &Values, paths: &[String]) -> anyhow::Res
         .iter()
         .map(|(file, value)| format!("{file} {value}"))
         .collect();
-    let deadline = Instant::now() + PATIENCE;
-    let mut left = PATIENCE;
-    loop {
-        let client = Client::connect_with(socket, left);
-        let answer = client.and_then(|mut client| client.hold(&values, paths));
-        let is_last = |left: Duration| left < RETRY;
-        left = deadline.saturating_duration_since(Instant::now());
-        match answer {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(refusal)) if !may_pass(&refusal) || is_last(left) => {
-                return Err(refusal.into());
-            }
-            Err(error) if is_last(left) => return Err(error),
-            Ok(Err(_)) | Err(_) => thread::sleep(RETRY),
-        }
-    }
-}
-
-/// Returns whether the reason of a refusal may pass: a process registers again after a restart of the daemon.
-fn may_pass(refusal: &Refusal) -> bool {
-    refusal.errno == Errno::EAGAIN
+    let ask = |left| {
+        Client::connect_with(socket, left)?
+            .patiently()
+            .hold(&values, paths)
+    };
+    Ok(ask_until_answered(ask)??)
 }
 
 /// Waits until the other end of standard input is closed.

@@ -12,8 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -27,6 +26,7 @@ use gcgroup_abi::preload_order;
 use self::job::Job;
 use self::lease::LeaseOptions;
 use super::paths::Named;
+use super::retry::{PATIENCE, ask_until_answered};
 use super::run_options::{RunOptions, Write};
 use gcgroup_client::Client;
 use gcgroupfs_model::file::check_group_path;
@@ -48,14 +48,8 @@ const LINK_ORDER: &str = "verify_asan_link_order";
 
 const NOT_STARTED: &str = "the program is not started (use --best-effort to start it anyway)";
 
-/// Longest wait for a daemon that is being restarted.
-const PATIENCE: Duration = Duration::from_secs(5);
-
 /// Longest wait for a daemon without which the program starts too; its first CUDA call waits again.
 const BEST_EFFORT: Duration = Duration::from_secs(1);
-
-/// Pause between two attempts to reach the daemon.
-const RETRY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -68,7 +62,7 @@ settings. --memory-limit, --swap and \
 --swap sets NCCL_GRAPH_REGISTER=0 unless it is set.
 
 If a group, a limit or another setting is given, the program runs with it or not at all. If no daemon answers within \
-5 seconds, the group is refused, or the program (or its interpreter, or what env, nice or timeout start) cannot load the \
+5 seconds (a minute while it has too much to do), the group is refused, or the program (or its interpreter, or what env, nice or timeout start) cannot load the \
 library, as set-user-ID and static programs, the program is not started. If that happens later, its first CUDA call (cuInit) fails \
 with CUDA_ERROR_SYSTEM_NOT_READY. With --best-effort the program runs anyway.
 
@@ -214,69 +208,42 @@ fn place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Option<Job>> {
     })
 }
 
-/// Asks the daemon for the group, for [`PATIENCE`] if it is required, since the daemon may be restarting,
-/// else for [`BEST_EFFORT`].
-/// Whether the program then does begin there is checked by its hook.
+/// Asks the daemon for the group: patiently if it is required, else once, for [`BEST_EFFORT`]. Returns the
+/// reason if it refuses. Whether the program then does begin there is checked by its hook.
 ///
 /// # Errors
 /// The daemon does not answer.
 fn find_place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Result<Option<Job>, String>> {
-    let patience = if arguments.is_required() {
-        PATIENCE
-    } else {
-        BEST_EFFORT
-    };
-    let deadline = Instant::now() + patience;
-    let mut left = patience;
-    loop {
-        match ask(socket, arguments, left) {
-            Ok(answer) => return Ok(answer),
-            Err(error) => {
-                left = deadline.saturating_duration_since(Instant::now());
-                if left < RETRY || !arguments.is_required() {
-                    return Err(error);
-                }
-                thread::sleep(RETRY);
-            }
-        }
-    }
-}
-
-/// Asks the daemon once; returns the reason if it refuses.
-///
-/// # Errors
-/// The daemon does not answer.
-fn ask(
-    socket: &Path,
-    arguments: &Arguments,
-    patience: Duration,
-) -> anyhow::Result<Result<Option<Job>, String>> {
-    let (group, name) = (arguments.group.as_deref(), arguments.name.as_deref());
     let writes = arguments.writes();
-    if let (Some(group), None, []) = (group, name, writes.as_slice()) {
-        let mut client = connect(socket, patience)?;
-        let answer = client.may_begin(group)?;
-        return Ok(answer
-            .map(|()| None)
-            .map_err(|refusal| format!("group {group}: {}", refusal.reason())));
-    }
     let request = job::Request {
-        group,
-        name,
+        group: arguments.group.as_deref(),
+        name: arguments.name.as_deref(),
         program: arguments
             .command
             .first()
             .map_or(OsStr::new(""), OsString::as_os_str),
     };
-    let job = match Job::begin(socket, &request, patience)? {
-        Ok(job) => job,
-        Err(refusal) => return Ok(Err(refusal)),
+    let is_own = request.group.is_none() || request.name.is_some() || !writes.is_empty();
+    let ask = |patience| match (is_own, request.group) {
+        (false, Some(group)) => Ok(connect(socket, patience)?.may_begin(group)?.map(|()| None)),
+        _ => Ok(Job::begin(socket, &request, patience)?.map(Some)),
     };
-    Ok(match job.write(socket, &writes, patience) {
-        Ok(()) => Ok(Some(job)),
+    let (patience, answer) = match arguments.is_required() {
+        true => (PATIENCE, ask_until_answered(ask)?),
+        false => (BEST_EFFORT, ask(BEST_EFFORT)?),
+    };
+    let job = match answer {
+        Ok(job) => job,
+        Err(refusal) => return Ok(Err(request.describe(&refusal))),
+    };
+    let written = job
+        .as_ref()
+        .map_or(Ok(()), |job| job.write(socket, &writes, patience));
+    Ok(match written {
+        Ok(()) => Ok(job),
         Err(error) if arguments.best_effort => {
             eprintln!("gcgroupfs: warning: {error:#}");
-            Ok(Some(job))
+            Ok(job)
         }
         Err(error) => Err(format!("{error:#}")),
     })

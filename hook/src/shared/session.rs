@@ -249,6 +249,10 @@ impl Session {
             (refusal, Some(group)) if refusal.is_for_permission() => {
                 format!("the daemon does not admit this process to group {group}")
             }
+            (refusal, _) if refusal.is_for_now() => "the daemon has too much to do".to_owned(),
+            (Refusal::Refused { errno, .. }, _) if *errno == libc::EDQUOT.cast_unsigned() => {
+                "too many processes of this user are governed".to_owned()
+            }
             (Refusal::Refused { errno, .. }, _) => {
                 let error = io::Error::from_raw_os_error(errno.cast_signed());
                 format!("the daemon refuses this process: {error}")

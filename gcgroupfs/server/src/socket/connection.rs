@@ -17,6 +17,7 @@ use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::unistd::geteuid;
 use tracing::warn;
 
+pub(super) use self::request::{Refused, refused, refused_by_tree};
 use super::answer::Reading;
 use super::token::Token;
 use super::{ROUND, Server, TEND, TICK};

@@ -4,14 +4,14 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 
 use super::program;
 use crate::cli::run_options::Write;
-use gcgroup_client::Refusal;
 use gcgroup_client::node::{Device, read_devices};
+use gcgroup_client::{Answered, Refusal};
 
 /// A command that is to have a group.
 #[derive(Debug)]
@@ -30,25 +30,15 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Makes the group; or returns the reason for the daemon's refusal.
+    /// Makes the group.
     ///
     /// # Errors
-    /// No daemon answers within `patience`, or it refuses for now (EAGAIN).
-    pub(super) fn begin(
-        socket: &Path,
-        request: &Request<'_>,
-        patience: Duration,
-    ) -> anyhow::Result<Result<Self, String>> {
+    /// As [`Answered`].
+    pub(super) fn begin(socket: &Path, request: &Request<'_>, patience: Duration) -> Answered<Self> {
         let mut client = super::connect(socket, patience)?;
         let program = program::find(request.program);
         let [group, name] = [request.group, request.name].map(Option::unwrap_or_default);
-        let begun = client.begin(group, name, &program)?;
-        Ok(match begun {
-            Ok(path) => Ok(Self { path }),
-            // The daemon could not examine an ancestor in time, or has too much to do.
-            Err(refusal) if refusal.errno == Errno::EAGAIN => bail!(describe(request, &refusal)),
-            Err(refusal) => Err(describe(request, &refusal)),
-        })
+        Ok(client.begin(group, name, &program)?.map(|path| Self { path }))
     }
 
     /// Writes values into control files of the group.
@@ -78,21 +68,24 @@ impl Job {
     }
 }
 
-fn describe(request: &Request<'_>, refusal: &Refusal) -> String {
-    let reason = refusal.reason();
-    match (refusal.errno, request.group, request.name) {
-        (Errno::EEXIST, _, Some(name)) => format!("job {name}: a group of this name exists already"),
-        (Errno::EBUSY, ..) => "this process is governed already, and stays in its group".to_owned(),
-        (Errno::EPERM, None, _) => "a process in a container cannot have a group of its own".to_owned(),
-        (Errno::ENAMETOOLONG, ..) => {
-            format!(
-                "the path of the job's group would be longer than {} bytes",
-                GroupName::LONGEST
-            )
+impl Request<'_> {
+    /// Returns the reason of a refusal, for the user.
+    pub(super) fn describe(&self, refusal: &Refusal) -> String {
+        let reason = refusal.reason();
+        match (refusal.errno, self.group, self.name) {
+            (Errno::EEXIST, _, Some(name)) => format!("job {name}: a group of this name exists already"),
+            (Errno::EBUSY, ..) => "this process is governed already, and stays in its group".to_owned(),
+            (Errno::EPERM, None, _) => "a process in a container cannot have a group of its own".to_owned(),
+            (Errno::ENAMETOOLONG, ..) => {
+                format!(
+                    "the path of the job's group would be longer than {} bytes",
+                    GroupName::LONGEST
+                )
+            }
+            (_, Some(group), _) => format!("group {group}: {reason}"),
+            (_, None, Some(name)) => format!("job {name}: {reason}"),
+            (_, None, None) => format!("the daemon makes no group for the job: {reason}"),
         }
-        (_, Some(group), _) => format!("group {group}: {reason}"),
-        (_, None, Some(name)) => format!("job {name}: {reason}"),
-        (_, None, None) => format!("the daemon makes no group for the job: {reason}"),
     }
 }
 

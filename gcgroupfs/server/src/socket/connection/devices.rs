@@ -6,7 +6,7 @@ use std::time::Instant;
 use gcgroup_abi::message::{Answer, GroupName, Request};
 use nix::errno::Errno;
 
-use super::request::refusal;
+use super::request::refused;
 use super::{Kind, governs_user};
 use crate::socket::Server;
 use crate::socket::initial_group::Prospect;
@@ -19,7 +19,10 @@ impl Server {
     pub(super) fn ask_for_devices(&mut self, number: u64, request: &Request<'_>) -> bool {
         match self.queue_devices(number, request) {
             Ok(()) => true,
-            Err(errno) => self.send_answer(number, &refusal(errno)),
+            Err(errno) => {
+                let (errno, why) = refused(errno);
+                self.send_answer(number, &Answer::refusal(errno, &why))
+            }
         }
     }
 
@@ -85,7 +88,10 @@ impl Server {
                 let text = text.unwrap_or_default();
                 self.end_request(number, begun_at, &Answer::part(text.as_bytes(), 0));
             }
-            Err(errno) => self.end_request(number, begun_at, &refusal(errno)),
+            Err(errno) => {
+                let (errno, why) = refused(errno);
+                self.end_request(number, begun_at, &Answer::refusal(errno, &why));
+            }
         }
     }
 }

@@ -6,15 +6,13 @@ use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
 
 use super::governs_user;
+use super::request::{Refused, refused, refused_by_tree};
 use crate::socket::Server;
 use crate::socket::answer::{Credentials, resolve};
 use gcgroupfs_model::error::{Error, Result};
 use gcgroupfs_model::file::Node;
 use gcgroupfs_model::tree::{NewHold, SETTINGS, Setting, Tree};
 use gcgroupfs_sys::process;
-
-/// Reason of a refusal: the errno, and words.
-type Refused = (i32, String);
 
 impl Server {
     /// Holds settings for the client's process, and answers. Returns whether the connection stays open.
@@ -34,19 +32,15 @@ impl Server {
         request: &Request<'_>,
         asker: &Credentials,
     ) -> std::result::Result<(), Refused> {
-        let refused = |error: Error| (error.errno(), error.to_string());
-        let errno = |errno: Errno| (errno as i32, String::new());
         if asker.is_contained {
-            return Err(refused(Error::Contained));
+            return Err(refused_by_tree(&Error::Contained));
         }
-        let new = parse(&self.tree, asker, request).map_err(refused)?;
-        let connection = self.connections.get(&number).ok_or(errno(Errno::ENOTCONN))?;
-        let peer = process::peer(&*connection.socket).map_err(|why| match why {
-            Errno::ETIMEDOUT => errno(Errno::EAGAIN),
-            why => errno(why),
-        })?;
+        let new = parse(&self.tree, asker, request).map_err(|error| refused_by_tree(&error))?;
+        let connection = self.connections.get(&number);
+        let connection = connection.ok_or_else(|| refused(Errno::ENOTCONN))?;
+        let peer = process::peer(&*connection.socket).map_err(refused)?;
         if !governs_user(peer.uid) {
-            return Err(errno(Errno::EPERM));
+            return Err(refused(Errno::EPERM));
         }
         let process = self.new_number();
         self.registry.hold(process, peer, &new)

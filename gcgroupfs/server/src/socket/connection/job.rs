@@ -7,7 +7,7 @@ use std::time::Instant;
 use gcgroup_abi::message::{Answer, Request};
 use nix::errno::Errno;
 
-use super::request::refusal;
+use super::request::{refused, refused_by_tree};
 use super::{Kind, governs_user};
 use crate::socket::Server;
 use crate::socket::rule_queries::JobRequest;
@@ -21,13 +21,15 @@ impl Server {
     /// connection stays open.
     pub(super) fn ask_for_job(&mut self, number: u64, request: &Request<'_>) -> bool {
         let begun = Instant::now();
-        let checked = check_names(request);
-        let asked = match &checked {
-            Ok(()) => self.queue_job(number, request).map_err(refusal),
-            Err((errno, why)) => Err(Answer::refusal(*errno, why)),
+        let asked = match check_names(request) {
+            Ok(()) => self.queue_job(number, request).map_err(refused),
+            Err(error) => Err(refused_by_tree(&error)),
         };
         self.note_request(number, begun);
-        asked.map_or_else(|refusal| self.send_answer(number, &refusal), |()| true)
+        match asked {
+            Ok(()) => true,
+            Err((errno, why)) => self.send_answer(number, &Answer::refusal(errno, &why)),
+        }
     }
 
     fn queue_job(&mut self, number: u64, request: &Request<'_>) -> nix::Result<()> {
@@ -65,27 +67,25 @@ impl Server {
         }
         let begun_at = Instant::now();
         let process = self.new_number();
-        let begun =
-            judged.and_then(|(verdict, users)| (self.registry).begin(request, &verdict, &users, process));
+        let begun = judged
+            .map_err(refused)
+            .and_then(|(verdict, users)| (self.registry).begin(request, &verdict, &users, process));
         match begun {
             Ok(path) => self.end_request(number, begun_at, &Answer::part(path.as_bytes(), 0)),
-            Err(errno) => self.end_request(number, begun_at, &refusal(errno)),
+            Err((errno, why)) => self.end_request(number, begun_at, &Answer::refusal(errno, &why)),
         }
     }
 }
 
-/// Checks the names in a request before any group is made for it. Returns the errno and the reason of a
-/// refusal.
-fn check_names(request: &Request<'_>) -> std::result::Result<(), (i32, String)> {
+/// Checks the names in a request before any group is made for it.
+fn check_names(request: &Request<'_>) -> Result<()> {
     let group = request.name.trim_matches('/');
     let name = split(request.value).map_or("", |(name, _)| name);
     let check = |text: &str, check: fn(&str) -> Result<()>| match text {
         "" => Ok(()),
         text => check(text),
     };
-    check(group, check_group_path)
-        .and_then(|()| check(name, check_group_name))
-        .map_err(|error| (error.errno(), error.to_string()))
+    check(group, check_group_path).and_then(|()| check(name, check_group_name))
 }
 
 /// Splits the value of a request at its NUL, into the job's name and the program's path.

@@ -11,6 +11,7 @@ use nix::sys::socket::{MsgFlags, send};
 use super::{Connection, Kind};
 use crate::socket::Server;
 use crate::socket::answer::{Credentials, Reading, answer, events as events_text};
+use gcgroupfs_model::error::Error;
 use gcgroupfs_sys as sys;
 
 impl Server {
@@ -112,12 +113,51 @@ impl Server {
     }
 }
 
-/// Returns the answer for a failure. A process that cannot be examined yet, or for which resources are
-/// missing, may try again.
-pub(super) fn refusal(errno: Errno) -> Answer<'static> {
-    let errno = match errno {
-        Errno::ETIMEDOUT | Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => Errno::EAGAIN,
-        errno => errno,
+/// Reason of a refusal: the errno, and words. `EAGAIN`: the client may try again, since the reason passes by
+/// itself.
+pub(in crate::socket) type Refused = (i32, String);
+
+/// Returns the reason for a failure.
+pub(in crate::socket) fn refused(errno: Errno) -> Refused {
+    let (errno, why) = match errno {
+        Errno::ETIMEDOUT => (
+            Errno::EAGAIN,
+            "the kernel does not tell in time about this process or its parents",
+        ),
+        Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM => {
+            (Errno::EAGAIN, "the daemon has no descriptor or no memory left")
+        }
+        Errno::EAGAIN => (
+            errno,
+            "too many processes are starting, or a container's name is not known yet",
+        ),
+        Errno::EDQUOT => (errno, "too many processes of this user are governed"),
+        errno => (errno, ""),
     };
-    Answer::refusal(errno as i32, "")
+    (errno as i32, why.to_owned())
+}
+
+/// Returns the reason for an error of the tree. A bound on numbers does not pass by itself.
+pub(in crate::socket) fn refused_by_tree(error: &Error) -> Refused {
+    let errno = match error {
+        Error::TooMany { .. } | Error::TooManyHolds { .. } => Errno::EDQUOT as i32,
+        error => error.errno(),
+    };
+    (errno, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_passing_reasons_are_worth_another_attempt() {
+        for errno in [Errno::ETIMEDOUT, Errno::EMFILE, Errno::ENOMEM, Errno::EAGAIN] {
+            assert_eq!(refused(errno).0, libc::EAGAIN, "{errno}");
+        }
+        let full = Error::TooMany { per_user: 7, all: 9 };
+        assert_eq!(refused_by_tree(&full), (libc::EDQUOT, full.to_string()));
+        assert_eq!(refused(Errno::EDQUOT).0, libc::EDQUOT);
+        assert_eq!(refused_by_tree(&Error::Exists).0, libc::EEXIST);
+    }
 }

@@ -4,6 +4,7 @@ use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use tracing::{debug, warn};
 
+use super::super::connection::{Refused, refused, refused_by_tree};
 use super::super::initial_group::{Credentials, GroupFacts, NewJob, make_job_group};
 use super::super::rule_queries::JobRequest;
 use super::{Registry, key};
@@ -14,26 +15,26 @@ impl Registry {
     /// Makes the group of a job, which is held for the process, and returns its path.
     ///
     /// # Errors
-    /// `EBUSY` if the process is governed already, `EDQUOT` if its user has too many processes, `EAGAIN` if
-    /// an ancestor cannot be examined; as making a group.
+    /// `EBUSY` if the process is governed already, `EDQUOT` if its user has too many processes or groups,
+    /// `EAGAIN` if an ancestor cannot be examined; as making a group.
     pub(in crate::socket) fn begin(
         &mut self,
         request: JobRequest,
         verdict: &Verdict,
         users: &Group,
         number: u64,
-    ) -> nix::Result<String> {
+    ) -> Result<String, Refused> {
         let JobRequest {
             peer, group, name, ..
         } = request;
         let key = key(&peer);
         if self.is_known(&peer) {
-            return Err(Errno::EBUSY);
+            return Err(refused(Errno::EBUSY));
         }
         if !self.live.has_room_for(key, peer.uid) {
-            return Err(Errno::EDQUOT);
+            return Err(refused(Errno::EDQUOT));
         }
-        let origin = self.origin(key, &peer.stat)?;
+        let origin = self.origin(key, &peer.stat).map_err(refused)?;
         let above = self.binding(origin.as_ref(), verdict);
         let job = Job {
             pid: peer.pid,
@@ -56,7 +57,9 @@ impl Registry {
             users,
         };
         // Watched before the group is made, so that the end of the process is always noticed.
-        self.live.add(number, key, peer.uid, peer.pidfd)?;
+        self.live
+            .add(number, key, peer.uid, peer.pidfd)
+            .map_err(refused)?;
         match make_job_group(&self.tree, &facts, &new) {
             Ok(made) => {
                 let path = self.tree.path(Some(made));
@@ -72,7 +75,7 @@ impl Registry {
                         job.pid, who.uid
                     );
                 }
-                Err(Errno::from_raw(error.errno()))
+                Err(refused_by_tree(&error))
             }
         }
     }

@@ -192,7 +192,7 @@ impl Registry {
     /// job. Where a parent has ended, its children were reparented and their origin is unknown.
     ///
     /// # Errors
-    /// `EAGAIN` if reading the /proc files of an ancestor that is not governed blocks.
+    /// `ETIMEDOUT` if reading the /proc files of an ancestor that is not governed blocks.
     pub(super) fn origin(&self, key: Key, stat: &Stat) -> nix::Result<Option<Ancestry>> {
         if let Some(job) = self.tree.job_of_process(key.pid, Some(key.start_time)) {
             return Ok(Some(Ancestry::of_job(job)));
@@ -232,7 +232,7 @@ impl Registry {
             if let Some(job) = job {
                 return Ok(Some(Ancestry::of_job(job)));
             }
-            let stat = stat.ok_or(Errno::EAGAIN)?;
+            let stat = stat.ok_or(Errno::ETIMEDOUT)?;
             (parent, start_time) = (stat.parent, stat.start_time);
         }
         Ok(None)
