@@ -4,9 +4,10 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt as _;
+use std::process::Stdio;
 
 use serde_json::Value;
-use support::{Config, Governed, Mount, wait_until};
+use support::{Config, Governed, Mount, artifacts, wait_until};
 
 use crate::driver::{DriverShell, driver_shell};
 use crate::rules::{ALICE, BOB};
@@ -138,6 +139,44 @@ fn records_of_a_thousand_jobs_add_up_over_kills_of_processes_and_daemons() {
     mount.restart();
     check(&report_of(&mount), &mount);
     assert_eq!(mount.read("", "exited").lines().count(), 64);
+}
+
+/// Fewer than the log's lines about a user within 10 seconds.
+#[test]
+fn short_jobs_have_one_line_in_the_log_and_one_record_each() {
+    const JOBS: u64 = 48;
+    const LAUNCHES: u64 = 3;
+    let mount = Mount::new();
+    let load = artifacts().load().to_str().expect("text").to_owned();
+    let launches = LAUNCHES.to_string();
+    let run = ["run", "--memory-limit", "1G", "--", &load, "launches", &launches];
+    let mut pids = Vec::new();
+    for _ in 0..JOBS / 2 {
+        let pair = [(); 2].map(|()| mount.gcgroupfs(&run).stdout(Stdio::null()).spawn());
+        for child in pair {
+            let mut child = child.expect("the command starts");
+            assert!(child.wait().expect("a child").success());
+            pids.push(child.id().cast_signed());
+        }
+    }
+    wait_until_empty(&mount);
+    let line = |pid: &i32| format!("job \"job-{pid}\" ended: ");
+    wait_until("the last jobs are logged", || {
+        let log = mount.log();
+        pids.iter().all(|pid| log.contains(&line(pid)))
+    });
+    let log = mount.log();
+    let about = |line: &&str| line.contains("job-");
+    assert_eq!(log.lines().filter(about).count() as u64, JOBS, "{log}");
+    let report = report(&mount, None, "process");
+    assert_eq!(report["total"]["processes"], JOBS);
+    for pid in pids {
+        let records = records(&report, pid);
+        let submitted = &records[0]["sums"]["submitted"][0];
+        assert_eq!((records.len(), submitted), (1, &LAUNCHES.into()), "{records:?}");
+    }
+    let total = report["total"]["usage_nsec"].as_u64().expect("a number");
+    assert_eq!(total / 1000, usage_usec(&mount, ""));
 }
 
 #[test]
