@@ -2,6 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
 
 use serde_json::Value;
 use support::{Config, Governed, Mount, wait_until};
@@ -117,4 +118,18 @@ fn followed_events_go_on_after_a_restart() {
     let pid = second.pid();
     second.quit();
     wait_for(&mut follower, format!(" left {pid} "));
+}
+
+#[test]
+fn following_ends_when_nobody_reads_any_more() {
+    let mount = Mount::new();
+    let mut follow = mount.gcgroupfs(&["events", "--follow"]);
+    let mut follower = follow.stdout(Stdio::piped()).spawn().expect("the command starts");
+    drop(follower.stdout.take());
+    let mut ended = None;
+    wait_until("the command has ended", || {
+        ended = follower.try_wait().expect("a child");
+        ended.is_some()
+    });
+    assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
 }

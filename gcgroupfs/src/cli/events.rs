@@ -1,9 +1,8 @@
 //! `gcgroupfs events`: shows what happens to processes and groups.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,11 +10,12 @@ use gcgroup_client::Client;
 use gcgroupfs_model::event::Event;
 use gcgroupfs_sys::clock::local_time;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::paths::Named;
 
-/// Pause between two looks.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Pause between two looks, milliseconds.
+const PAUSE: u8 = 200;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -59,32 +59,40 @@ impl Arguments {
 /// No daemon answers; nothing has the name that is asked for; standard output cannot be written.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     let mut last = 0;
+    let mut is_begun = false;
     let mut is_lost = false;
     loop {
         match read(socket, last) {
             Ok(events) => {
-                if last == 0 {
+                if !is_begun {
                     check_name(socket, arguments, &events)?;
                 }
-                is_lost = false;
+                (is_begun, is_lost) = (true, false);
                 last = events.last().map_or(last, |event| event.number);
                 match print(arguments, &events) {
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                     printed => printed?,
                 }
             }
-            Err(error) if !arguments.follow || last == 0 => return Err(error),
+            Err(error) if !arguments.follow || !is_begun => return Err(error),
             Err(error) if !is_lost => {
                 eprintln!("gcgroupfs: {error:#}; waiting");
                 is_lost = true;
             }
             Err(_) => {}
         }
-        if !arguments.follow {
+        if !arguments.follow || !is_read_after(PAUSE.into()) {
             return Ok(());
         }
-        thread::sleep(PAUSE);
     }
+}
+
+/// Waits; returns whether standard output still has a reader.
+fn is_read_after(pause: PollTimeout) -> bool {
+    let stdout = io::stdout();
+    let mut watched = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+    // Interrupted: the next look comes earlier.
+    poll(&mut watched, pause).map_or(true, |nr_ended| nr_ended == 0)
 }
 
 /// Checks that a process or group has the name that is asked for, or an event.
