@@ -194,9 +194,7 @@ impl Grants {
         for at in self.positions(None) {
             self.change(id, at, |member| member.trust(at));
         }
-        let group = self.members.get(&id).and_then(|member| member.group);
-        self.settle(group);
-        self.publish(group);
+        self.settle_raised(id, self.positions(None));
     }
 
     /// Stores what NVML shows the process to hold on the device of a slot, in bytes.
@@ -399,11 +397,25 @@ impl Grants {
         let Some(member) = self.members.get(&id) else {
             return;
         };
-        let (group, now) = (member.group, member.believed(at));
+        let now = member.believed(at);
         if member.is_granted(at) && now > member.held(at) {
             self.change(id, at, |member| member.concede(at, now));
-            self.settle(group);
-            self.publish(group);
+            self.settle_raised(id, at..at + 1);
         }
+    }
+
+    /// Settles after what a process holds was raised, and opens its grants again where no limit above is
+    /// exceeded.
+    fn settle_raised(&mut self, id: ProcessId, raised: Range<usize>) {
+        let group = self.members.get(&id).and_then(|member| member.group);
+        self.settle(group);
+        let chain = self.chain(group);
+        for at in raised {
+            let missing = |id: &GroupId| self.missing(*id, Some(at), 0).max(self.missing(*id, None, 0));
+            if chain.iter().all(|id| missing(id) == 0) {
+                self.change(id, at, |member| member.open(at));
+            }
+        }
+        self.publish(group);
     }
 }

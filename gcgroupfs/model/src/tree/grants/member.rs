@@ -214,20 +214,18 @@ impl Member {
         self.current(at).min(self.most(at))
     }
 
-    /// Makes the process hold what it claims, up to the size of the resource, until NVML answers.
+    /// Makes the process hold what it claims, up to the size of the resource, until NVML answers. Closes the
+    /// grant, as [`concede`](Self::concede).
     pub(super) fn trust(&mut self, at: usize) {
         let total = self.devices.get(at).map_or(0, |device| device.total);
-        let held = self.current(at).min(total);
-        if let Some(granted) = self.granted(at) {
-            let held = held.max(granted.held);
-            self.store(
-                at,
-                Granted {
-                    held,
-                    proven: held,
-                    ..granted
-                },
-            );
+        let held = self.current(at).min(total).max(self.held(at));
+        self.concede(at, held);
+        if let Some(granted) = self
+            .devices
+            .get_mut(at)
+            .and_then(|device| device.granted.as_mut())
+        {
+            granted.proven = held;
         }
     }
 
@@ -379,10 +377,28 @@ impl Member {
         })
     }
 
-    /// Raises what is held to what was charged beyond it.
+    /// Raises what is held to what was charged beyond it. Closes the grant: a limit above may be exceeded,
+    /// and the process compares at any moment what it has charged with the word.
     pub(super) fn concede(&mut self, at: usize, held: u64) {
         if let Some(granted) = self.granted(at) {
-            self.store(at, Granted { held, ..granted });
+            self.close(at);
+            let is_open = false;
+            self.set(
+                at,
+                Some(Granted {
+                    held,
+                    is_open,
+                    ..granted
+                }),
+            );
+        }
+    }
+
+    /// Lets the process charge what it holds without asking.
+    pub(super) fn open(&mut self, at: usize) {
+        if let Some(granted) = self.granted(at) {
+            let is_open = true;
+            self.store(at, Granted { is_open, ..granted });
         }
     }
 

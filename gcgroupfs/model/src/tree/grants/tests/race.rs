@@ -89,6 +89,39 @@ fn govern(grants: &Mutex<Grants>, committed: &Committed, chance: &mut Chance) {
     }
 }
 
+/// A process that charges memory beyond the limit because it exists, as when a pool grows, is refused when it
+/// compares that, whenever the daemon looks.
+#[test]
+fn charge_beyond_limit_is_never_granted_by_a_look() {
+    let mut grants = grants();
+    grants.set_limit(TOP, None, LIMIT);
+    grants.add(A, LEFT);
+    grants.allocate(A, 0, LIMIT).unwrap();
+    let blocks = grants.members[&A].blocks.clone();
+    let grants = Mutex::new(grants);
+    thread::scope(|scope| {
+        let process = scope.spawn(|| {
+            let usage = &blocks.usage().raw().devices[0];
+            for round in 0..ROUNDS {
+                usage.memory_current.fetch_add(1, SeqCst);
+                let compared =
+                    || try_charge_granted(&usage.memory_current, &usage.memory_granted, 0, NO_LIMIT);
+                for _ in 0..100 {
+                    assert_eq!(compared(), Err(Short::Grant), "round {round}");
+                }
+                uncharge(&usage.memory_current, 1);
+                // Opens the grant again.
+                while compared().is_err() {
+                    assert_eq!(grants.lock().request(A, 0, (0, false)), GrantResult::Granted);
+                }
+            }
+        });
+        while !process.is_finished() {
+            grants.lock().look(A);
+        }
+    });
+}
+
 #[test]
 fn concurrent_charges_never_exceed_limit_nor_lose_room() {
     let mut grants = grants();
