@@ -86,6 +86,30 @@ fn contexts_come_and_go_on_every_device() {
     });
 }
 
+/// Nothing tells how much managed memory is on the device, so no measurement can tell that a module is not.
+#[test]
+fn unloaded_modules_beside_managed_memory_are_uncharged() {
+    const MODULE: u64 = 20 * MIB;
+    let mount = Mount::with(config().env("SIMGPU_CODE_SIZE", 0));
+    let mut calls = Calls::start(&mount);
+    let dir = Dir::of(&mount, calls.pid());
+    wait_until("the context is measured", || context(&dir) == CONTEXT);
+    dir.write("memory.limit", CONTEXT + 300 * MIB);
+    calls.ok(&format!("cuMemAllocManaged &block {} 1", 200 * MIB));
+    let ptx = format!(".version 7.8\n.target sm_75\n.visible .global .align 4 .b8 table[{MODULE}];\n");
+    let bytes: String = ptx.bytes().map(|byte| format!("{byte:02x}")).collect();
+    calls.fill("code", &bytes);
+    for _ in 0..8 {
+        calls.ok("cuModuleLoadData &module &code");
+        assert_eq!(context(&dir), CONTEXT + MODULE);
+        wait_until("the module is measured", || {
+            dir.key("memory.stat", "context_estimated") == 0
+        });
+        calls.ok("cuModuleUnload $module");
+        assert_eq!(context(&dir), CONTEXT);
+    }
+}
+
 #[test]
 fn contexts_beside_managed_memory_are_charged_as_measured() {
     let mount = mount();

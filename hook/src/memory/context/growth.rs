@@ -30,11 +30,34 @@ enum Occasion {
     Refused(u32),
 }
 
+/// An estimated charge of contexts at an occasion.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Growth {
+    bytes: u64,
+    /// Number of measurements by then that had lowered the charge of contexts.
+    nr_lowered: u64,
+}
+
+impl Growth {
+    /// Adds a later one.
+    fn add(&mut self, later: Self) {
+        let before = if self.nr_lowered == later.nr_lowered {
+            self.bytes
+        } else {
+            0
+        };
+        *self = Self {
+            bytes: before + later.bytes,
+            ..later
+        };
+    }
+}
+
 /// Modules and libraries, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
-    /// The estimated bytes at each occasion under a limit.
-    occasions: RwLock<HashMap<(usize, Occasion), u64>>,
+    /// The charge at each occasion under a limit.
+    occasions: RwLock<HashMap<(usize, Occasion), Growth>>,
     /// The library of each kernel, by handle.
     kernels: RwLock<HashMap<usize, usize>>,
 }
@@ -51,16 +74,17 @@ impl Loaded {
         self.kernels.read().get(&kernel).copied().unwrap_or(kernel)
     }
 
-    fn add(&self, object: usize, occasion: Occasion, bytes: u64) {
-        *self.occasions.write().entry((object, occasion)).or_default() += bytes;
+    fn add(&self, object: usize, occasion: Occasion, growth: Growth) {
+        let mut occasions = self.occasions.write();
+        occasions.entry((object, occasion)).or_default().add(growth);
     }
 
-    /// Removes a module or library, whose handle may be reused. Returns the occasions with their bytes.
-    fn remove(&self, object: usize) -> Vec<(Occasion, u64)> {
+    /// Removes a module or library, whose handle may be reused. Returns the occasions with what was charged.
+    fn remove(&self, object: usize) -> Vec<(Occasion, Growth)> {
         self.kernels.write().retain(|_, library| *library != object);
         let mut occasions = self.occasions.write();
         let gone = occasions.extract_if(|(of, _), _| *of == object);
-        gone.map(|((_, occasion), bytes)| (occasion, bytes)).collect()
+        gone.map(|((_, occasion), growth)| (occasion, growth)).collect()
     }
 }
 
@@ -76,11 +100,11 @@ impl Memory {
         object: impl FnOnce() -> Option<usize>,
         undo: impl FnOnce() -> bool,
     ) -> CUresult {
-        let bytes = self.grow_context(next, |_| undo())?;
+        let growth = self.grow_context(next, |_| undo())?;
         if let Some(object) = object() {
             // A module that went with its library or context may have had the handle.
             self.contexts.loaded.remove(object);
-            self.contexts.loaded.add(object, Occasion::Load, bytes);
+            self.contexts.loaded.add(object, Occasion::Load, growth);
         }
         Ok(())
     }
@@ -122,18 +146,18 @@ impl Memory {
         }
         let is_loaded = Cell::new(false);
         let loading = || next().inspect(|()| is_loaded.set(load()));
-        let keep = |bytes| {
-            loaded.add(object, Occasion::Refused(context), bytes);
+        let keep = |growth| {
+            loaded.add(object, Occasion::Refused(context), growth);
             false
         };
-        let bytes = self.grow_context(&loading, keep)?;
+        let growth = self.grow_context(&loading, keep)?;
         if is_loaded.get() {
-            loaded.add(object, occasion, bytes);
+            loaded.add(object, occasion, growth);
         }
         Ok(())
     }
 
-    /// Runs a call that unloads a module or library, and uncharges what was estimated.
+    /// Runs a call that unloads a module or library, and uncharges what was charged for it.
     pub(crate) fn unload(&self, object: usize, next: Next<'_>) -> CUresult {
         // Before the driver's call, after which the handle may be reused at once.
         let gone = self.contexts.loaded.remove(object);
@@ -147,11 +171,11 @@ impl Memory {
             };
             self.shrink_contexts(
                 gone.into_iter()
-                    .map(|(occasion, bytes)| (context(occasion), bytes)),
+                    .map(|(occasion, growth)| (context(occasion), growth)),
             );
         } else {
             let back = gone.into_iter();
-            back.for_each(|(occasion, bytes)| self.contexts.loaded.add(object, occasion, bytes));
+            back.for_each(|(occasion, growth)| self.contexts.loaded.add(object, occasion, growth));
         }
         result
     }
@@ -162,18 +186,18 @@ impl Memory {
     }
 
     /// Runs a call that takes memory of unknown size for the current context, and `undo` if that exceeds a
-    /// limit; `undo` gets the bytes that were charged as an estimate and returns whether they are free again.
-    /// Where limits leave little, the charge of 0 bytes waits until contexts are measured. Returns the bytes.
+    /// limit; `undo` gets what was charged as an estimate and returns whether it is free again. Where limits
+    /// leave little, the charge of 0 bytes waits until contexts are measured. Returns what was charged.
     ///
     /// # Errors
     /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if a limit is exceeded before or after the call.
     pub(crate) fn grow_context(
         &self,
         next: Next<'_>,
-        undo: impl FnOnce(u64) -> bool,
-    ) -> Result<u64, CUerror> {
+        undo: impl FnOnce(Growth) -> bool,
+    ) -> Result<Growth, CUerror> {
         if !self.is_limited() {
-            return next().map(|()| 0);
+            return next().map(|()| Growth::default());
         }
         let target = self.known_target()?;
         let devices = self.devices_with_contexts(target);
@@ -194,7 +218,7 @@ impl Memory {
         let grown = before
             .zip(free_memory())
             .map(|(before, after)| before.saturating_sub(after) as u64);
-        let bytes = self.estimate_growth(target, grown.unwrap_or(0));
+        let growth = self.estimate_growth(target, grown.unwrap_or(0));
         drop(unsettled);
         self.session.ring();
         if grown.is_none() && self.contexts.wait_again.load(Relaxed) <= sys::now() {
@@ -202,10 +226,10 @@ impl Memory {
         }
         within_limits().inspect_err(|_| {
             let context = target.map(|target| target.context);
-            let is_undone = undo(bytes);
-            self.shrink_contexts(is_undone.then_some((context, bytes)));
+            let is_undone = undo(growth);
+            self.shrink_contexts(is_undone.then_some((context, growth)));
         })?;
-        Ok(bytes)
+        Ok(growth)
     }
 
     /// Returns the current device and context; `None` if there is none.
@@ -237,8 +261,8 @@ impl Memory {
     }
 
     /// Adds bytes to the charge of the current context, even beyond a limit, and requests measurements.
-    /// Returns the charged bytes.
-    fn estimate_growth(&self, target: Option<Target>, bytes: u64) -> u64 {
+    /// Returns what was charged.
+    fn estimate_growth(&self, target: Option<Target>, bytes: u64) -> Growth {
         let mut all = self.contexts.charged.lock();
         if let Some(target) = target {
             let is_it = |charged: &&mut Charged| charged.context == target.context;
@@ -262,25 +286,37 @@ impl Memory {
             self.show_context(target.index, bytes, bytes);
         }
         self.measure_contexts(&mut all);
-        target.map_or(0, |_| bytes)
+        Growth {
+            bytes: target.map_or(0, |_| bytes),
+            nr_lowered: self.contexts.nr_lowered.load(Relaxed),
+        }
     }
 
-    /// Uncharges bytes of contexts as far as they are estimated, and requests measurements. The number of the
-    /// context may be unknown.
-    fn shrink_contexts(&self, gone: impl IntoIterator<Item = (Option<u32>, u64)>) {
+    /// Uncharges what contexts were charged for, and requests measurements. The number of the context may be
+    /// unknown. If a measurement has lowered the charges meanwhile, the bytes may be uncharged already: only
+    /// those that are still an estimate are.
+    fn shrink_contexts(&self, gone: impl IntoIterator<Item = (Option<u32>, Growth)>) {
         let mut all = self.contexts.charged.lock();
-        for (context, bytes) in gone {
+        let nr_lowered = self.contexts.nr_lowered.load(Relaxed);
+        for (context, growth) in gone {
             let of_context = |charged: &&mut Charged| {
                 !charged.is_shared() && context.is_none_or(|context| charged.context == context)
             };
-            let mut left = bytes;
+            let mut left = growth.bytes;
             for charged in all.iter_mut().filter(of_context) {
-                let less = left.min(charged.estimated).min(charged.bytes);
+                let is_there = growth.nr_lowered == nr_lowered;
+                let most = if is_there {
+                    charged.bytes
+                } else {
+                    charged.estimated
+                };
+                let less = left.min(most).min(charged.bytes);
+                let estimated = less.min(charged.estimated);
                 left -= less;
                 charged.bytes -= less;
-                charged.estimated -= less;
+                charged.estimated -= estimated;
                 let _unsettled = Unsettled::on(self.usage(), charged.index);
-                self.show_context(charged.index, less.wrapping_neg(), less.wrapping_neg());
+                self.show_context(charged.index, less.wrapping_neg(), estimated.wrapping_neg());
                 self.uncharge(charged.index, less);
             }
         }
