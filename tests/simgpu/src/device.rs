@@ -1,6 +1,6 @@
 //! One device as seen from outside: its properties, memory use, busy time and processes.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::layout::{SharedDevice, Slot};
 use crate::quirks::Quirk;
@@ -11,6 +11,9 @@ pub const NAME: &str = "Simulated GPU";
 
 /// The compute capability of every simulated device: major and minor.
 pub const COMPUTE_CAPABILITY: (i32, i32) = (9, 0);
+
+/// Most sums of the memory in use, one after another, while processes keep charging.
+const MOST_SUMS: usize = 100;
 
 /// One device of a machine.
 #[derive(Clone, Copy, Debug)]
@@ -140,13 +143,31 @@ impl<'a> Device<'a> {
     }
 
     /// Returns the bytes of memory in use: by living processes, and exported memory without an owner that is
-    /// still held. For a device in MIG mode, its instances are included.
+    /// still held. For a device in MIG mode, its instances are included. Never more than was in use at some
+    /// moment of the call, as a driver's own count.
     pub fn memory_used(&self) -> u64 {
-        let owned: u64 = self.processes().iter().map(|process| process.used).sum();
-        let here = owned.saturating_add(self.machine.orphaned(self.index));
+        let here = self.consistent(|| {
+            let owned: u64 = self.processes().iter().map(|process| process.used).sum();
+            owned.saturating_add(self.machine.orphaned(self.index))
+        });
         self.instances()
             .map(|it| it.memory_used())
             .fold(here, u64::saturating_add)
+    }
+
+    /// Returns a sum during which no process has charged memory; the least of several if there is none.
+    fn consistent(&self, mut sum: impl FnMut() -> u64) -> u64 {
+        let nr_charges = || self.shared().nr_charges.load(SeqCst);
+        let mut least = u64::MAX;
+        for _ in 0..MOST_SUMS {
+            let before = nr_charges();
+            let found = sum();
+            if nr_charges() == before {
+                return found;
+            }
+            least = least.min(found);
+        }
+        least
     }
 
     /// Returns the nanoseconds of work done since the machine was created, for all processes. Grows while a
@@ -194,5 +215,30 @@ impl<'a> Device<'a> {
 
     pub(crate) fn shared(&self) -> &'a SharedDevice {
         &self.machine.layout().device[self.index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::held::Held;
+    use crate::member::Member;
+
+    #[test]
+    fn sum_in_which_a_process_charges_is_taken_again() {
+        let [member, _] = Member::two();
+        let device = member.machine().device(0).unwrap();
+        let mut nr_sums = 0;
+        let found = device.consistent(|| {
+            nr_sums += 1;
+            assert!(nr_sums > 3 || member.try_charge(0, Held::Linear, 1));
+            10 - nr_sums
+        });
+        assert_eq!((found, nr_sums), (6, 4));
+        let least = device.consistent(|| {
+            nr_sums += 1;
+            assert!(member.try_charge(0, Held::Linear, 1));
+            nr_sums
+        });
+        assert_eq!(least, 5, "of sums that all fail");
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const MAX_PROCESSES: usize = 4096;
 /// Maximum number of concurrent exports.
 pub(crate) const MAX_EXPORTS: usize = 4096;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x03");
+const MAGIC: u64 = u64::from_le_bytes(*b"simgpu\0\x04");
 
 /// Layout of the whole file.
 #[repr(C)]
@@ -51,7 +51,9 @@ pub(crate) struct SharedDevice {
     pub(crate) kept_since_usec: AtomicU64,
     /// Lifetimes that ended before this time are not reported.
     pub(crate) forgotten_usec: AtomicU64,
-    reserved: [AtomicU64; 4],
+    /// Number of charges of memory; changed before each of them.
+    pub(crate) nr_charges: AtomicU64,
+    reserved: [AtomicU64; 3],
     /// One bit per slot that waits for the device.
     pub(crate) wanted: [AtomicU64; MAX_PROCESSES / 64],
 }

@@ -88,7 +88,8 @@ impl Member {
             return false;
         }
         let here = self.here(device);
-        let used = here.used.fetch_add(bytes, Relaxed) + bytes;
+        self.shared(device).nr_charges.fetch_add(1, SeqCst);
+        let used = here.used.fetch_add(bytes, SeqCst) + bytes;
         here.peak.fetch_max(used, Relaxed);
         // After `used`, so that a reader of `taken` and then `used` sees each such charge in both.
         here.taken.fetch_add(bytes, SeqCst);
