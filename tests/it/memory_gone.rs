@@ -1,6 +1,6 @@
 //! Tests memory that is released without a call to free it: with its context, by a reset, by a failing call.
 
-use support::{Mount, Truth, wait_until};
+use support::{Governed, Mount, Truth, c_program, wait_until};
 
 use crate::calls::Calls;
 use crate::driver::Dir;
@@ -111,6 +111,28 @@ fn stream_ordered_free_uncharges_when_done() {
     calls.ok("cuMemFreeAsync $other $stream");
     calls.ok("cuStreamSynchronize $stream");
     assert_eq!(dir.number("memory.current"), 4);
+}
+
+/// A thread of the library settles the same frees at the same time. A block is a growth step of a pool.
+#[test]
+fn room_is_there_as_soon_as_a_stream_has_reached_the_free() {
+    let mount = Mount::new();
+    let program = c_program("freed_room.c", &["-ldl"]);
+    let mut programs: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = mount.command(&program);
+            command.arg("500");
+            let mut program = Governed::spawn(command);
+            let ready = program.expect("ready ");
+            let pid = ready.trim_start_matches("ready ").parse().expect("a pid");
+            Dir::of(&mount, pid).write("memory.limit", 32 * MIB);
+            program.say("go");
+            program
+        })
+        .collect();
+    for program in &mut programs {
+        program.expect("done");
+    }
 }
 
 #[test]

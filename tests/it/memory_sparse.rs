@@ -129,6 +129,9 @@ fn tiles_unmapped_on_a_destroyed_stream_hold_memory_until_its_work_ends() {
     assert_eq!(used(), (2 * MIB + 4, 2 * MIB + 4));
     calls.ok("cuMemsetD32_v2 $word 1 1");
     wait_until("the device has freed it", || truth.used(pid, 0) == 4);
-    calls.ok("cuCtxSynchronize");
+    // The program has not waited for it.
+    dir.write("memory.limit", 2 * MIB + 4);
+    calls.ok(&format!("cuMemAlloc_v2 &block {}", 2 * MIB));
+    calls.ok("cuMemFree_v2 $block");
     assert_eq!(used(), (4, 4));
 }

@@ -209,25 +209,26 @@ impl Memory {
     ) -> Result<T, Full> {
         self.count_hit(full);
         let until = Instant::now() + PATIENCE;
-        let mut charged = if self.release() { charge() } else { Err(full) };
+        let mut is_trimmed = false;
         loop {
-            let full = match charged {
-                Err(full) if self.awaits_frees(index) => full,
+            // Another thread may settle a free, or trim, at any moment: what it has not done by now is done
+            // here, and what it has done is seen by the charge.
+            let may_wait = self.awaits_frees(index);
+            if self.settle_passed() || !may_wait || !is_trimmed {
+                self.reserves.trim(self);
+                is_trimmed = true;
+            }
+            match charge() {
+                Err(_) if may_wait && Instant::now() < until => {}
+                Err(full) if may_wait => {
+                    self.reserves.give_up_waiting();
+                    return Err(full);
+                }
                 done => return done,
-            };
-            if Instant::now() >= until {
-                self.reserves.give_up_waiting();
-                return Err(full);
             }
             thread::outside(|| {
                 sys::poll([], Some(NAP));
             });
-            charged = if self.settle_passed() {
-                self.reserves.trim(self);
-                charge()
-            } else {
-                Err(full)
-            };
         }
     }
 
@@ -240,7 +241,7 @@ impl Memory {
 
     /// Settles frees that streams have reached; returns whether there were any.
     fn settle_passed(&self) -> bool {
-        self.freeing.settle(self, None) | self.reserves.settle_passed(self)
+        self.freeing.settle(self) | self.passed_physical() | self.reserves.settle_passed(self)
     }
 
     /// Has pools release what they do not use; returns whether anything may have been released.

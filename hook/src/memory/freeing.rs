@@ -2,7 +2,7 @@
 //! until then, so that the ledger never has less than the device. Completion is noticed by a wait for the
 //! stream, by a thread that needs the room, and by the helper.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -15,27 +15,42 @@ use crate::helper::Step;
 
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
-    /// The streams, and the memory with its keys.
-    list: Mutex<Vec<(Stream, (u64, Entry))>>,
-    /// Length of `list`, readable without the lock.
+    list: Mutex<Vec<Waiting>>,
+    /// Length of `list`, and the number of its last free ever; written with the lock.
     count: AtomicUsize,
+    last: AtomicU64,
 }
 
-/// Length of the list at whose multiples an added free settles completed ones first.
+/// A free that a stream has not been seen to reach.
+#[derive(Debug)]
+struct Waiting {
+    stream: Stream,
+    number: u64,
+    /// The memory with its key.
+    freed: (u64, Entry),
+}
+
+/// Number of waiting frees at whose multiples an added one settles completed ones first.
 const MANY: usize = 256;
 
 impl Freeing {
     /// Records that the stream has been told to free the entry.
-    pub(super) fn add(&self, memory: &Memory, stream: usize, entry: (u64, Entry)) {
+    pub(super) fn add(&self, memory: &Memory, stream: usize, freed: (u64, Entry)) {
         let stream = Stream::of(memory.program, stream);
         let count = {
             let mut list = self.list.lock();
-            list.push((stream, entry));
+            let number = self.last.load(Relaxed) + 1;
+            self.last.store(number, SeqCst);
+            list.push(Waiting {
+                stream,
+                number,
+                freed,
+            });
             self.count.store(list.len(), Relaxed);
             list.len()
         };
         if count.is_multiple_of(MANY) {
-            self.settle(memory, None);
+            self.settle(memory);
         }
         memory.session.line.wake();
     }
@@ -43,28 +58,34 @@ impl Freeing {
     /// Has frees of a stream wait for another one; returns whether there are any.
     pub(super) fn replace(&self, stream: Stream, by: Stream) -> bool {
         let mut list = self.list.lock();
-        let waiting = list.iter_mut().filter(|(waits_for, _)| *waits_for == stream);
-        waiting.map(|(waits_for, _)| *waits_for = by).count() != 0
+        let waiting = list.iter_mut().filter(|free| free.stream == stream);
+        waiting.map(|free| free.stream = by).count() != 0
     }
 
-    /// Uncharges completed frees: those of the stream `passed`, which the program has waited for, and those
-    /// that other streams have reached. Returns whether there were any.
-    pub(super) fn settle(&self, memory: &Memory, passed: Option<usize>) -> bool {
+    /// Returns the number of the last free. A wait or query that begins afterwards tells of no later one.
+    pub(super) fn last(&self) -> u64 {
+        self.last.load(SeqCst)
+    }
+
+    /// Uncharges the frees that streams have reached. Returns whether there were any.
+    pub(super) fn settle(&self, memory: &Memory) -> bool {
         if self.count.load(Relaxed) == 0 {
             return false;
         }
-        let mut streams: Vec<Stream> = self.list.lock().iter().map(|(stream, _)| *stream).collect();
+        let last = self.last();
+        let mut streams: Vec<Stream> = self.list.lock().iter().map(|free| free.stream).collect();
         streams.sort_unstable();
         streams.dedup();
-        let passed = passed.map(|stream| Stream::of(memory.program, stream));
-        // Streams are queried without the lock.
-        streams.retain(|stream| passed == Some(*stream) || stream.has_passed(memory.program));
-        self.take(memory, |stream, _| streams.contains(stream))
+        // Streams are queried without the lock. Another thread may add a free meanwhile.
+        streams.retain(|stream| stream.has_passed(memory.program));
+        self.take(memory, |free| {
+            free.number <= last && streams.contains(&free.stream)
+        })
     }
 
-    /// Settles the frees on default streams of the calling thread's context and of its green contexts, after
-    /// a wait for the context.
-    pub(super) fn context_passed(&self, memory: &Memory) {
+    /// Settles the frees up to number `last` on default streams of the calling thread's context and of its
+    /// green contexts, after a wait for the context.
+    pub(super) fn context_passed(&self, memory: &Memory, last: u64) {
         if self.count.load(Relaxed) == 0 {
             return;
         }
@@ -81,31 +102,30 @@ impl Freeing {
                 .collect(),
             None => vec![bound.context()],
         };
-        self.take(memory, |stream, _| stream.is_default_of(&passed));
+        self.take(memory, |free| {
+            free.number <= last && free.stream.is_default_of(&passed)
+        });
     }
 
     /// Uncharges the pending frees of a destroyed context.
     pub(super) fn context_gone(&self, memory: &Memory, context: u32) {
-        self.take(memory, |_, (_, entry)| entry.owner == context);
+        self.take(memory, |free| free.freed.1.owner == context);
     }
 
-    fn take(&self, memory: &Memory, is_over: impl Fn(&Stream, &(u64, Entry)) -> bool) -> bool {
-        let over: Vec<_> = {
-            let mut list = self.list.lock();
-            let over = list
-                .extract_if(.., |(stream, entry)| is_over(stream, entry))
-                .collect();
-            self.count.store(list.len(), Relaxed);
-            over
-        };
-        over.iter()
-            .for_each(|(_, (key, entry))| memory.discharge(*key, entry));
-        !over.is_empty()
+    /// Uncharges frees. With the lock: another thread must not find memory neither waiting nor uncharged.
+    fn take(&self, memory: &Memory, is_over: impl Fn(&Waiting) -> bool) -> bool {
+        let mut list = self.list.lock();
+        let over = list.extract_if(.., |free| is_over(free));
+        let nr_over = over
+            .map(|free| memory.discharge(free.freed.0, &free.freed.1))
+            .count();
+        self.count.store(list.len(), Relaxed);
+        nr_over != 0
     }
 
     pub(super) fn renumber(&self, memory: &Memory) {
-        for (_, (_, entry)) in self.list.lock().iter_mut() {
-            memory.follow(entry);
+        for free in self.list.lock().iter_mut() {
+            memory.follow(&mut free.freed.1);
         }
     }
 }
@@ -143,7 +163,7 @@ impl Settling {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
-        let is_freed = freeing.settle(memory, None);
+        let is_freed = freeing.settle(memory);
         self.pause = if reserves.settle_over(memory) || is_freed || has_released {
             LEAST_PAUSE
         } else {

@@ -130,14 +130,20 @@ impl Memory {
     /// driver may have returned memory to the device by then.
     pub(crate) fn synchronized(&self, stream: Option<usize>) {
         self.reserves.synchronized(self, stream);
-        self.freeing.settle(self, stream);
-        self.passed_physical(stream);
+        self.freeing.settle(self);
+        self.passed_physical();
     }
 
-    /// Settles frees after the program waited for its whole current context.
-    pub(crate) fn context_synchronized(&self) {
-        self.freeing.context_passed(self);
+    /// Settles frees after the program waited for its whole current context, in a call that began after the
+    /// free with number `last`.
+    pub(crate) fn context_synchronized(&self, last: u64) {
+        self.freeing.context_passed(self, last);
         self.synchronized(None);
+    }
+
+    /// Returns the number of the last free that waits for a stream.
+    pub(crate) fn last_free(&self) -> u64 {
+        self.freeing.last()
     }
 
     /// Allows waits for answers again after a daemon connected.

@@ -226,14 +226,14 @@ impl Physical {
         self.bindings.cut_after(stream, from, region);
     }
 
-    /// Ends the bindings that waited for a stream.
-    pub(crate) fn passed(&mut self, stream: Stream, gone: &mut Gone) {
-        let ended = self.bindings.passed(stream);
+    /// Ends the bindings that waited for these streams, up to number `last`.
+    pub(crate) fn passed(&mut self, streams: &[Stream], last: u64, gone: &mut Gone) {
+        let ended = self.bindings.passed(streams, last);
         self.end_bindings(ended, gone);
     }
 
-    /// Returns the streams that bindings wait for.
-    pub(crate) fn waits_for(&self) -> Vec<Stream> {
+    /// Returns the streams that bindings wait for, and the number of the last such binding.
+    pub(crate) fn waits_for(&self) -> (Vec<Stream>, u64) {
         self.bindings.waits_for()
     }
 

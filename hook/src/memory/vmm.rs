@@ -26,8 +26,11 @@ impl Memory {
     /// Runs `body` with the lock, and uncharges what it has freed.
     pub(crate) fn physical<T>(&self, body: impl FnOnce(&mut Physical, &mut Gone) -> T) -> T {
         let mut gone = Gone::default();
-        let result = body(&mut self.physical.objects.lock(), &mut gone);
+        let mut objects = self.physical.objects.lock();
+        let result = body(&mut objects, &mut gone);
+        // With the lock: another thread must not find it neither held nor uncharged.
         self.bury(&gone);
+        drop(objects);
         result
     }
 
@@ -69,19 +72,16 @@ impl Memory {
         Some((first, self.session.devices.learn(self.control(), first)))
     }
 
-    /// Ends bindings whose stream has reached the call that ends them: those of `passed`, which has been
-    /// waited for, and others.
-    pub(crate) fn passed_physical(&self, passed: Option<usize>) {
+    /// Ends bindings whose stream has reached the call that ends them. Returns whether there were any.
+    pub(crate) fn passed_physical(&self) -> bool {
         if !self.physical.is_sparse() {
-            return;
+            return false;
         }
-        let waiting = self.physical.objects.lock().waits_for();
-        let passed = passed.map(|stream| Stream::of(self.program, stream));
-        for stream in waiting {
-            if passed == Some(stream) || stream.has_passed(self.program) {
-                self.physical(|physical, gone| physical.passed(stream, gone));
-            }
-        }
+        let (mut streams, last) = self.physical.objects.lock().waits_for();
+        // Streams are queried without the lock. Another thread may end a binding meanwhile.
+        streams.retain(|stream| stream.has_passed(self.program));
+        self.physical(|physical, gone| physical.passed(&streams, last, gone));
+        !streams.is_empty()
     }
 }
 

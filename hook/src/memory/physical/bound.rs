@@ -75,8 +75,10 @@ impl Binding {
 #[derive(Debug, Default)]
 pub(super) struct Bindings {
     bound: HashMap<Binder, Vec<Binding>>,
-    /// Bindings that end when a stream reaches the call that ends them.
-    waiting: Vec<(Stream, Binding)>,
+    /// Bindings that end when a stream reaches the call that ends them, with their numbers.
+    waiting: Vec<(Stream, u64, Binding)>,
+    /// Number of the last one.
+    last: u64,
 }
 
 impl Bindings {
@@ -104,23 +106,26 @@ impl Bindings {
     /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
     /// call.
     pub(super) fn cut_after(&mut self, stream: Stream, from: Binder, region: &Region) {
-        let ending = self.cut(from, region);
-        self.waiting
-            .extend(ending.into_iter().map(|binding| (stream, binding)));
+        for binding in self.cut(from, region) {
+            self.last += 1;
+            self.waiting.push((stream, self.last, binding));
+        }
     }
 
-    /// Removes and returns the bindings that waited for a stream.
-    pub(super) fn passed(&mut self, stream: Stream) -> Vec<Binding> {
-        let over = self.waiting.extract_if(.., |waiting| waiting.0 == stream);
-        over.map(|(_, binding)| binding).collect()
+    /// Removes and returns the bindings that waited for these streams, up to number `last`.
+    pub(super) fn passed(&mut self, streams: &[Stream], last: u64) -> Vec<Binding> {
+        let is_over =
+            |waiting: &mut (Stream, u64, Binding)| waiting.1 <= last && streams.contains(&waiting.0);
+        let over = self.waiting.extract_if(.., is_over);
+        over.map(|(.., binding)| binding).collect()
     }
 
-    /// Returns the streams that bindings wait for.
-    pub(super) fn waits_for(&self) -> Vec<Stream> {
-        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, _)| *stream).collect();
+    /// Returns the streams that bindings wait for, and the number of the last such binding.
+    pub(super) fn waits_for(&self) -> (Vec<Stream>, u64) {
+        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, ..)| *stream).collect();
         streams.sort_unstable();
         streams.dedup();
-        streams
+        (streams, self.last)
     }
 
     /// Has bindings that wait for a stream wait for another one; returns whether there are any.
@@ -140,7 +145,7 @@ impl Bindings {
     /// Returns every shown entry.
     pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
         let bound = self.bound.values_mut().flatten();
-        let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
+        let waiting = self.waiting.iter_mut().map(|(.., binding)| binding);
         bound.chain(waiting).filter_map(|binding| binding.shown.as_mut())
     }
 

@@ -199,14 +199,18 @@ fn sparse_tiles_hold_memory_until_the_stream_unmaps_them() {
         physical.bind(array, region(start, 64), memory, None, &mut gone);
         assert_eq!(freed(&mut physical, handle), None);
     }
-    physical.unbind_after(Stream::of_test(5), array, &region(0, 32));
-    physical.passed(Stream::of_test(5), &mut gone);
+    let [one, other] = [5, 6].map(Stream::of_test);
+    physical.unbind_after(one, array, &region(0, 32));
+    physical.passed(&[one], 1, &mut gone);
     assert_eq!(gone, Gone::default(), "half of it is still bound");
-    physical.unbind_after(Stream::of_test(5), array, &region(0, 32));
-    physical.unbind_after(Stream::of_test(5), array, &region(32, 32));
-    physical.passed(Stream::of_test(6), &mut gone);
-    assert_eq!(gone, Gone::default());
-    physical.passed(Stream::of_test(5), &mut gone);
+    physical.unbind_after(one, array, &region(0, 32));
+    let before = physical.waits_for().1;
+    physical.unbind_after(one, array, &region(32, 32));
+    assert_eq!(physical.waits_for(), (vec![one], before + 1));
+    physical.passed(&[other], before + 1, &mut gone);
+    physical.passed(&[one], before, &mut gone);
+    assert_eq!(gone, Gone::default(), "of another stream, or after the query");
+    physical.passed(&[one], before + 1, &mut gone);
     assert_eq!(gone.freed, [entry(10)]);
     physical.created(3, entry(30));
     let memory = physical.of_handle(3).unwrap();
