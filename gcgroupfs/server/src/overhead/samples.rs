@@ -150,7 +150,11 @@ impl Samples {
         let is_listed = |pid: &u32| held.as_ref().is_some_and(|held| held.contains_key(pid));
         let listed = others.into_iter().filter(|(_, pid, _)| is_listed(pid));
         processes.extend(listed);
-        let late = processes[before.len()..].iter().map(read);
+        // A ledger that is read after the device was asked proves nothing: the next look measures.
+        let late = processes[before.len()..].iter().map(|process| Before {
+            ledger: None,
+            ..read(process)
+        });
         before.extend(late.collect::<Vec<_>>());
         let driver = Driver::new(source, device, held.as_ref(), all);
         for (process, before) in processes.iter().zip(&before) {

@@ -57,6 +57,30 @@ fn bytes_beyond_the_ledger_are_overhead() {
     assert_eq!(world.show("100/memory.peak"), "200\n", "a peak never falls");
 }
 
+/// Lists no process.
+struct Nobody;
+
+impl Source for Nobody {
+    fn held(&self, _: usize) -> Option<HashMap<u32, Option<u64>>> {
+        Some(HashMap::new())
+    }
+}
+
+#[test]
+fn process_that_had_claimed_nothing_is_measured_at_the_next_look() {
+    let world = World::new(1);
+    world.join(100);
+    let mut samples = Samples::default();
+    samples.take(&world.tree, &Nobody);
+    let listed = Says(Some(30), NOTHING);
+    for expected in [0, 30] {
+        // Its ledger was read after the device was asked: it may have freed what is listed.
+        samples.take(&world.tree, &listed);
+        let stat = world.show("100/0/memory.stat");
+        assert!(stat.contains(&format!("context {expected}\n")), "{stat}");
+    }
+}
+
 #[test]
 fn sample_during_a_change_is_ignored() {
     let world = World::new(1);
