@@ -334,4 +334,15 @@ mod tests {
             assert_eq!(nr_entries, usize::from(!command.is_hide_set()), "{name}");
         }
     }
+
+    /// Tests all commands whose first operand is a process or a group.
+    #[test]
+    fn empty_name_is_a_usage_error() {
+        for command in ["explain", "freeze", "thaw", "kill", "suspend", "resume"] {
+            for (name, is_valid) in [("", false), ("/", false), ("7", true), ("/team/a", true)] {
+                let parsed = Cli::command().try_get_matches_from(["gcgroupfs", command, name]);
+                assert_eq!(parsed.is_ok(), is_valid, "{command} {name:?}");
+            }
+        }
+    }
 }

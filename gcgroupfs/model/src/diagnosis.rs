@@ -36,6 +36,8 @@ pub struct Observed {
     pub comm: String,
     pub uid: u32,
     pub program: Program,
+    /// Whether root asks.
+    pub is_seen_by_root: bool,
     /// Paths of its mapped files and open devices; `None` if they cannot be read.
     pub files: Option<Vec<String>>,
     /// Libraries named ours in `LD_PRELOAD` of its environment or in /etc/ld.so.preload.
@@ -129,7 +131,11 @@ fn reason(observed: &Observed) -> Reason {
     }
     if observed.files.is_none() {
         let why = "it cannot be examined: only its user and root may".to_owned();
-        return (why, "repeat the command as root");
+        let todo = match observed.is_seen_by_root {
+            true => "examine it outside of this container: here root has no right to (CAP_SYS_PTRACE)",
+            false => "repeat the command as root",
+        };
+        return (why, todo);
     }
     if observed.has(HOOK) {
         return hooked(observed);
@@ -280,6 +286,13 @@ mod tests {
         check(&of(|it| it.program = Program::Static, &[]), "static program");
         check(&of(|it| it.program = Program::Foreign, &[]), "32 bits");
         check(&of(|it| it.files = None, &[]), "only its user and root");
+        for (is_seen_by_root, todo) in [(false, "repeat the command as root"), (true, "container")] {
+            let mut observed = seen(&[]);
+            (observed.files, observed.is_seen_by_root) = (None, is_seen_by_root);
+            let explanation = diagnose(&observed);
+            let text = &explanation.sections[1].lines[0].text;
+            assert!(text.contains(todo), "{text}");
+        }
         check(&of(|it| it.is_privileged = true, &[driver]), "ignores LD_PRELOAD");
         check(
             &of(|it| it.named = vec!["/l".into()], &[driver]),

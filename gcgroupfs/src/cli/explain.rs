@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::Socket;
+use super::freeze::path;
 use super::report::{ended, now};
 use gcgroup_abi::Submission;
 use gcgroup_client::Client;
@@ -30,7 +31,7 @@ printed (gcgroupfs report); command line, group and refusals to its user and roo
 Exit status: 0 explained; 1 no such process or group, or not permitted; 2 usage error.")]
 pub(super) struct Arguments {
     /// Process or group by the name of its directory: 4242, team/a, /gcgroup/team/a
-    #[arg(value_name = "PID|GROUP")]
+    #[arg(value_name = "PID|GROUP", value_parser = path)]
     name: String,
 }
 

@@ -13,6 +13,7 @@ use gcgroup_abi::environment::GCGROUP_SOCKET;
 use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::{Daemon, HOOK, Observed, PRELOAD, Program};
 use gcgroupfs_sys::{process, procfs};
+use nix::unistd::geteuid;
 
 /// Ancestors that are examined.
 const MAX_ANCESTORS: usize = 64;
@@ -54,6 +55,7 @@ pub(super) fn observe(pid: u32, socket: &Path, client: Option<&Client>) -> Optio
         comm: stat.comm.to_string(),
         uid,
         program: program(pid),
+        is_seen_by_root: geteuid().is_root(),
         files: files(pid),
         unreadable: unreadable(&root, &named, uid),
         named,
