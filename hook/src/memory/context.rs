@@ -57,8 +57,8 @@ pub(crate) struct Contexts {
     wait_again: AtomicU64,
     /// When a measurement was last requested, nanoseconds of the monotonic clock.
     asked: AtomicU64,
-    /// Number of measurements that have lowered charges; written with `charged` locked.
-    nr_lowered: AtomicU64,
+    /// Bytes by which measurements have lowered charges; written with `charged` locked.
+    lowered: AtomicU64,
     pub(crate) loaded: Loaded,
 }
 
@@ -70,7 +70,7 @@ impl Contexts {
             doubt: AtomicU64::new(0),
             wait_again: AtomicU64::new(0),
             asked: AtomicU64::new(0),
-            nr_lowered: AtomicU64::new(0),
+            lowered: AtomicU64::new(0),
             loaded: Loaded::default(),
         }
     }
@@ -306,7 +306,7 @@ impl Memory {
             let _unsettled = Unsettled::on(usage, index);
             let mut measured: Vec<_> = left.extract_if(.., |charged| charged.index == index).collect();
             let less = spread(missing, &mut measured);
-            self.contexts.nr_lowered.fetch_add(u64::from(less != 0), Relaxed);
+            self.contexts.lowered.fetch_add(less, Relaxed);
             let estimated: u64 = measured.iter_mut().map(|charged| charged.measured()).sum();
             self.show_context(index, more.wrapping_sub(less), estimated.wrapping_neg());
             self.uncharge(index, less);

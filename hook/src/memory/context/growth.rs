@@ -34,22 +34,23 @@ enum Occasion {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Growth {
     bytes: u64,
-    /// Number of measurements by then that had lowered the charge of contexts.
-    nr_lowered: u64,
+    /// Bytes by which measurements had lowered the charges of contexts before.
+    lowered: u64,
 }
 
 impl Growth {
     /// Adds a later one.
     fn add(&mut self, later: Self) {
-        let before = if self.nr_lowered == later.nr_lowered {
-            self.bytes
-        } else {
-            0
-        };
+        let before = self.left(later.lowered);
         *self = Self {
             bytes: before + later.bytes,
             ..later
         };
+    }
+
+    /// Returns the bytes that are charged still, whatever measurements have `lowered` until now.
+    fn left(&self, lowered: u64) -> u64 {
+        self.bytes.saturating_sub(lowered.wrapping_sub(self.lowered))
     }
 }
 
@@ -288,29 +289,24 @@ impl Memory {
         self.measure_contexts(&mut all);
         Growth {
             bytes: target.map_or(0, |_| bytes),
-            nr_lowered: self.contexts.nr_lowered.load(Relaxed),
+            lowered: self.contexts.lowered.load(Relaxed),
         }
     }
 
     /// Uncharges what contexts were charged for, and requests measurements. The number of the context may be
-    /// unknown. If a measurement has lowered the charges meanwhile, the bytes may be uncharged already: only
-    /// those that are still an estimate are.
+    /// unknown. What measurements have lowered meanwhile may be uncharged already, unless it is still an
+    /// estimate.
     fn shrink_contexts(&self, gone: impl IntoIterator<Item = (Option<u32>, Growth)>) {
         let mut all = self.contexts.charged.lock();
-        let nr_lowered = self.contexts.nr_lowered.load(Relaxed);
+        let lowered = self.contexts.lowered.load(Relaxed);
         for (context, growth) in gone {
             let of_context = |charged: &&mut Charged| {
                 !charged.is_shared() && context.is_none_or(|context| charged.context == context)
             };
-            let mut left = growth.bytes;
+            let (mut left, mut sure) = (growth.bytes, growth.left(lowered));
             for charged in all.iter_mut().filter(of_context) {
-                let is_there = growth.nr_lowered == nr_lowered;
-                let most = if is_there {
-                    charged.bytes
-                } else {
-                    charged.estimated
-                };
-                let less = left.min(most).min(charged.bytes);
+                let less = left.min(charged.estimated.max(sure)).min(charged.bytes);
+                sure = sure.saturating_sub(less);
                 let estimated = less.min(charged.estimated);
                 left -= less;
                 charged.bytes -= less;
