@@ -3,9 +3,9 @@
 //!
 //! - Where less than one growth step of a pool is left, an allocation may have another outcome, since a pool
 //!   grows by smaller steps on a card that is nearly full.
-//! - A module, or the growth of a heap, is charged after the call, by an estimate. What is uncharged after
-//!   its end is what the daemon measures. So they may exceed a limit, and may be counted for 2 s after their
-//!   end; while managed memory is held, for as long.
+//! - A module, a library, or the growth of a heap or buffer, is charged after the call, by an estimate, so it
+//!   may exceed a limit during the call. What is uncharged after the end of a library, heap or buffer is what
+//!   the daemon measures: it may be counted for 2 s, and while managed memory is held, for as long.
 
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ const CODE: u64 = 256 << 10;
 /// Number of the limit of a context that is its heap, and the size that it has at first.
 const HEAP: u32 = 2;
 const SMALLEST_HEAP: u64 = 8 * MIB;
+const PRINTF: u32 = 1;
+const SMALLEST_PRINTF: u64 = MIB;
 
 /// A program, on a card of the size of the limit or under the limit.
 struct Side {
@@ -45,9 +47,7 @@ impl Side {
         }
         calls.put("threshold", 0, 8, u64::MAX);
         calls.ok("cuMemPoolSetAttribute $keeping 4 &threshold");
-        let ptx = b".version 7.8\n.target sm_75\n.address_size 64\n";
-        let bytes: String = ptx.iter().map(|byte| format!("{byte:02x}")).collect();
-        calls.fill("code", &bytes);
+        calls.fill("code", &image(0));
         calls.ok("cuStreamCreate &one 1");
         calls.ok("cuStreamCreate &other 1");
         let truth = Truth::of(&mount.simgpu_dir());
@@ -66,7 +66,7 @@ impl Side {
     /// Makes calls, and stores into variables, that cannot fail.
     fn all(&mut self, lines: &[String]) {
         for line in lines {
-            match line.starts_with("put ") {
+            match line.starts_with("put ") || line.starts_with("bytes ") {
                 true => assert_eq!(self.calls.ask(line), "ok", "{line}"),
                 false => self.calls.ok(line),
             }
@@ -83,6 +83,18 @@ struct Block {
     after: Vec<String>,
     free: Vec<String>,
     bytes: u64,
+    is_managed: bool,
+}
+
+impl Block {
+    /// Returns the most bytes that may be charged after its end: those of a library in each context.
+    fn late(&self) -> u64 {
+        match self.make.split(' ').next() {
+            Some("cuLibraryLoadData") => self.bytes * SLOTS,
+            Some("cuCtxSetLimit") => self.bytes,
+            _ => 0,
+        }
+    }
 }
 
 impl Block {
@@ -94,6 +106,22 @@ impl Block {
             ..Self::default()
         }
     }
+
+    /// Marks it as managed memory.
+    fn managed(self) -> Self {
+        Self {
+            is_managed: true,
+            ..self
+        }
+    }
+}
+
+/// Returns PTX with a variable of so many bytes in hexadecimal.
+fn image(bytes: u64) -> String {
+    let text = format!(
+        ".version 7.8\n.target sm_75\n.address_size 64\n.visible .global .align 4 .b8 table[{bytes}];\n"
+    );
+    text.bytes().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn block(random: &mut Random, slot: u64) -> Block {
@@ -102,14 +130,14 @@ fn block(random: &mut Random, slot: u64) -> Block {
     let (rows, pages) = (bytes.div_ceil(1024), bytes.next_multiple_of(2 * MIB));
     let freed = format!("cuMemFree_v2 $b{slot}");
     let freed_later = format!("cuMemFreeAsync $b{slot} {stream}");
-    match random.below(14) {
+    match random.below(20) {
         0 => Block::new(format!("cuMemAlloc_v2 &b{slot} {bytes}"), freed, bytes),
         1 => Block::new(
             format!("cuMemAllocPitch_v2 &b{slot} &pitch 1000 {rows} 4"),
             freed,
             bytes,
         ),
-        2 => Block::new(format!("cuMemAllocManaged &b{slot} {bytes} 1"), freed, bytes),
+        2 => Block::new(format!("cuMemAllocManaged &b{slot} {bytes} 1"), freed, bytes).managed(),
         3 | 4 => Block::new(
             format!("cuMemAllocAsync &b{slot} {bytes} {stream}"),
             freed_later,
@@ -186,6 +214,54 @@ fn block(random: &mut Random, slot: u64) -> Block {
             format!("cuCtxSetLimit {HEAP} {SMALLEST_HEAP}"),
             bytes / 16,
         ),
+        13 => Block {
+            before: vec![format!("bytes image {}", image(bytes))],
+            ..Block::new(
+                format!("cuModuleLoadData &b{slot} &image"),
+                format!("cuModuleUnload $b{slot}"),
+                CODE + bytes,
+            )
+        },
+        14 => Block {
+            before: vec![format!("bytes image {}", image(bytes))],
+            after: vec![format!("cuLibraryGetModule &module $b{slot}")],
+            ..Block::new(
+                format!("cuLibraryLoadData &b{slot} &image 0 0 0 0 0 0"),
+                format!("cuLibraryUnload $b{slot}"),
+                CODE + bytes,
+            )
+        },
+        15 => Block::new(
+            format!("cuCtxSetLimit {PRINTF} {}", SMALLEST_PRINTF + bytes / 8),
+            format!("cuCtxSetLimit {PRINTF} {SMALLEST_PRINTF}"),
+            bytes / 8,
+        ),
+        16 => Block {
+            after: vec![
+                format!("cuMemAdvise $b{slot} {bytes} 3 0"),
+                format!("cuMemPrefetchAsync $b{slot} {bytes} 0 {stream}"),
+            ],
+            ..Block::new(format!("cuMemAllocManaged &b{slot} {bytes} 1"), freed, bytes).managed()
+        },
+        17 => Block {
+            after: vec![format!("cuIpcGetMemHandle &handle $b{slot}")],
+            ..Block::new(format!("cuMemAlloc_v2 &b{slot} {bytes}"), freed, bytes)
+        },
+        18 => Block {
+            before: vec![
+                "put array 0 8 1000".to_owned(),
+                format!("put array 8 8 {}", rows.div_ceil(4)),
+                "put array 16 8 0".to_owned(),
+                "put array 24 4 32".to_owned(),
+                "put array 28 4 1".to_owned(),
+                "put array 32 4 0".to_owned(),
+            ],
+            ..Block::new(
+                format!("cuMipmappedArrayCreate &b{slot} &array 4"),
+                format!("cuMipmappedArrayDestroy $b{slot}"),
+                bytes + bytes / 2,
+            )
+        },
         _ => Block {
             before: vec![
                 format!("cuStreamBeginCapture_v2 {stream} 0"),
@@ -220,8 +296,13 @@ fn limit_gives_what_a_card_of_its_size_gives() {
         let mut random = Random(seed);
         let mut held: Vec<Option<Block>> = (0..SLOTS).map(|_| None).collect();
         let (mut nr_granted, mut nr_refused, mut nr_other) = (0, 0, 0);
+        // Bytes that may still be charged after their end.
+        let mut late = 0;
         for step in 0..400 {
             let slot = random.below(SLOTS);
+            if !held.iter().flatten().any(|block| block.is_managed) {
+                late = 0;
+            }
             let held = held
                 .get_mut(usize::try_from(slot).expect("a slot"))
                 .expect("a slot");
@@ -229,6 +310,7 @@ fn limit_gives_what_a_card_of_its_size_gives() {
                 side.calls.ok("cuCtxSynchronize");
             }
             if let Some(block) = held.take() {
+                late += block.late();
                 limited.all(&block.free);
                 card.all(&block.free);
                 continue;
@@ -239,9 +321,11 @@ fn limit_gives_what_a_card_of_its_size_gives() {
                 side.all(&block.before);
                 side.calls.call(call)
             });
-            for (answer, side) in [(of_limited, &mut limited), (of_card, &mut card)] {
+            late += if of_limited.is_ok() { 0 } else { block.late() };
+            for (answer, side, late) in [(of_limited, &mut limited, late), (of_card, &mut card, 0)] {
                 assert!([Ok(()), OUT_OF_MEMORY].contains(&answer), "{call}: {answer:?}");
-                let is_expected = of_limited == of_card || answer.is_ok() || side.is_nearly_full(block.bytes);
+                let is_expected =
+                    of_limited == of_card || answer.is_ok() || side.is_nearly_full(block.bytes + late);
                 assert!(
                     is_expected,
                     "step {step} of {seed:x}: {call} is refused at {}, limited: {of_limited:?}",
