@@ -1,7 +1,7 @@
 //! Tests physical memory by handle: charged once, while any reference holds it, on the device given by its
 //! properties.
 
-use support::{Config, Mount, Truth};
+use support::{Config, Mount, Truth, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
@@ -159,7 +159,12 @@ fn imported_memory_shows_as_ipc_and_charges_its_creator() {
     taker.ok(&format!("cuMemUnmap $range {}", 4 * MIB));
     assert_eq!(taken.key("memory.stat", "ipc"), 0);
     maker.ok("cuMemRelease $handle");
-    assert_eq!(made.number("memory.current"), 4 * MIB, "descriptors hold it");
+    // A look at the device during the release may have charged it twice; the next one corrects that.
+    wait_until("it is charged once, since descriptors hold it", || {
+        let charged = made.number("memory.current");
+        assert!(charged >= 4 * MIB, "{charged}");
+        charged == 4 * MIB
+    });
 }
 
 #[test]
