@@ -4,11 +4,9 @@
 
 pub mod cgroup;
 pub mod node;
+mod refusal;
 
-use std::error::Error;
-use std::fmt::{self, Display};
 use std::fs;
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -23,6 +21,9 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
+pub use self::refusal::Refusal;
+use self::refusal::strerror;
+
 /// Longest wait for one answer of a daemon that does nothing, unless another is given.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -32,52 +33,10 @@ const MOST_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest text that is read, bytes.
 const MAX_TEXT: usize = 64 << 20;
 
+const SILENT: &str = "the daemon does not answer";
+
 /// Answer to a request. The outer error: no daemon answers, or its answer is invalid.
 pub type Answered<T> = anyhow::Result<Result<T, Refusal>>;
-
-/// Refusal of a request by the daemon.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// Path that was asked for; empty for a list.
-    pub path: String,
-    /// The error of the same operation at the mount.
-    pub errno: Errno,
-    /// The daemon's explanation; may be empty.
-    pub why: String,
-}
-
-impl Refusal {
-    /// Returns the error in the C library's words, and the daemon's explanation; only that where those words
-    /// mean something else.
-    pub fn reason(&self) -> String {
-        let reason = strerror(self.errno);
-        match (self.errno, self.why.as_str()) {
-            (_, "") => reason,
-            // "Disk quota exceeded".
-            (Errno::EDQUOT, why) => why.to_owned(),
-            (_, why) => format!("{reason}: {why}"),
-        }
-    }
-}
-
-impl Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.path.is_empty() {
-            write!(f, "{}: ", self.path)?;
-        }
-        f.write_str(&self.reason())
-    }
-}
-
-impl Error for Refusal {}
-
-/// Returns the errno's text in the C library's words, as a shell shows it.
-fn strerror(errno: Errno) -> String {
-    let text = io::Error::from(errno).to_string();
-    // The standard library adds " (os error N)".
-    text.rsplit_once(" (os error")
-        .map_or(text.clone(), |(words, _)| words.to_owned())
-}
 
 /// Connection to the daemon.
 #[derive(Debug)]
@@ -87,6 +46,8 @@ pub struct Client {
     life: Option<(Duration, Option<Instant>)>,
     /// Whether it waits longer for an answer while the daemon works.
     is_patient: bool,
+    /// Whether an answer is outstanding that nobody waits for any more: it would be taken for the next one.
+    is_lost: bool,
 }
 
 impl Client {
@@ -126,6 +87,7 @@ impl Client {
             socket,
             life: None,
             is_patient: false,
+            is_lost: false,
         })
     }
 
@@ -332,22 +294,11 @@ impl Client {
             packet.len() <= MAX_REQUEST,
             "the request is longer than {MAX_REQUEST} bytes"
         );
-        let descriptor = self.socket.as_raw_fd();
-        let (began, mut worked) = (Instant::now(), self.is_patient.then(|| self.work()).flatten());
-        send(descriptor, &packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
-        let mut buffer = vec![0; MAX_ANSWER];
-        let length = loop {
-            match recv(descriptor, &mut buffer, MsgFlags::empty()) {
-                Err(Errno::EAGAIN) if worked.is_some() && began.elapsed() < MOST_PATIENCE => {
-                    let before = std::mem::replace(&mut worked, self.work());
-                    ensure!(worked != before, "the daemon does not answer");
-                }
-                Err(Errno::EAGAIN) => bail!("the daemon does not answer"),
-                received => break received.context("the daemon does not answer")?,
-            }
-        };
-        let answer = Answer::from_bytes(buffer.get(..length).unwrap_or_default())
-            .map_err(|_| anyhow!("the daemon's answer is invalid"))?;
+        ensure!(!self.is_lost, SILENT);
+        let answer = self.exchange(&packet);
+        self.is_lost = answer.is_err();
+        let answer = answer?;
+        let answer = Answer::from_bytes(&answer).map_err(|_| anyhow!("the daemon's answer is invalid"))?;
         if answer.status != 0 {
             return Ok(Err(Refusal {
                 path: name.to_owned(),
@@ -358,9 +309,57 @@ impl Client {
         text.extend(answer.part);
         Ok(Ok(usize::try_from(answer.total)?))
     }
+
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// The daemon does not answer in time.
+    fn exchange(&self, packet: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let descriptor = self.socket.as_raw_fd();
+        let (began, mut worked) = (Instant::now(), self.is_patient.then(|| self.work()).flatten());
+        send(descriptor, packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
+        let mut buffer = vec![0; MAX_ANSWER];
+        let length = loop {
+            match recv(descriptor, &mut buffer, MsgFlags::empty()) {
+                Err(Errno::EAGAIN) if worked.is_some() && began.elapsed() < MOST_PATIENCE => {
+                    let before = std::mem::replace(&mut worked, self.work());
+                    ensure!(worked != before, SILENT);
+                }
+                Err(Errno::EAGAIN) => bail!(SILENT),
+                received => break received.context(SILENT)?,
+            }
+        };
+        buffer.truncate(length);
+        Ok(buffer)
+    }
 }
 
 /// Returns the text of bytes that the daemon wrote as text.
 fn lossy(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::socketpair;
+
+    use super::*;
+
+    #[test]
+    fn late_answer_is_not_taken_for_that_of_the_next_request() {
+        let flags = SockFlag::empty();
+        let (near, far) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        setsockopt(&near, sockopt::ReceiveTimeout, &TimeVal::new(0, 1)).unwrap();
+        let mut client = Client {
+            socket: near,
+            life: None,
+            is_patient: false,
+            is_lost: false,
+        };
+        let first = client.get("first").unwrap_err();
+        let late: Vec<u8> = Answer::part(b"of the first", 0).to_bytes();
+        send(far.as_raw_fd(), &late, MsgFlags::empty()).unwrap();
+        let second = client.get("second").unwrap_err();
+        assert_eq!([first, second].map(|error| error.to_string()), [SILENT; 2]);
+    }
 }
