@@ -138,6 +138,12 @@ pub fn uids(pid: u32) -> Option<[u32; 3]> {
     procfs::status(pid, "Uid")?.first_chunk().copied()
 }
 
+/// Returns the pid of a process's parent, without waiting for either; 0 if that is outside of our pid
+/// namespace. `None` if there is no such process.
+pub fn parent(pid: u32) -> Option<u32> {
+    procfs::status(pid, "PPid")?.first().copied()
+}
+
 /// Sends SIGKILL to the process with a pid and its pidfd if kill(2) would let the user with this uid do so;
 /// `None` for root.
 ///

@@ -31,7 +31,8 @@ impl Unregistered {
 
     /// Returns the record of the process with this pid, for use when its start time cannot be read.
     pub(super) fn find_pid(&self, pid: u32) -> Option<&Saved> {
-        let of_pid = self.processes.iter().filter(|(key, _)| key.pid == pid);
+        let key = |start_time| Key { pid, start_time };
+        let of_pid = self.processes.range(key(0)..=key(u64::MAX));
         of_pid.map(|(_, saved)| saved).next_back()
     }
 

@@ -78,7 +78,7 @@ impl Server {
             return;
         }
         let visible = request.visible.clone();
-        let prospect = verdict.and_then(|verdict| self.registry.would_begin(request, &verdict));
+        let prospect = verdict.map(|verdict| self.registry.would_begin(request, &verdict));
         match prospect {
             Ok(Prospect { group, devices }) => {
                 let visible = self

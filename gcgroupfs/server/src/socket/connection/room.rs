@@ -35,7 +35,7 @@ impl Server {
         if !governs_user(peer.uid) {
             return Ok(RoomReply::NO_LIMIT);
         }
-        let group = self.registry.group_before_registration(&peer, query.group)?;
+        let group = self.registry.group_before_registration(&peer, query.group);
         let (limit, room) = self.tree.group_room(group, query.uuid);
         Ok(RoomReply { limit, room })
     }

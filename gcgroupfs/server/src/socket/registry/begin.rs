@@ -34,7 +34,7 @@ impl Registry {
         if !self.live.has_room_for(key, peer.uid) {
             return Err(refused(Errno::EDQUOT));
         }
-        let origin = self.origin(key, &peer.stat).map_err(refused)?;
+        let origin = self.origin(key, &peer.stat);
         let above = self.binding(origin.as_ref(), verdict);
         let job = Job {
             pid: peer.pid,

@@ -48,9 +48,8 @@ impl Registry {
     /// might be emptied and removed meanwhile. Also returns whether the process's request is fulfilled.
     ///
     /// # Errors
-    /// `EAGAIN` if the group was removed each time before it could be held, or if an ancestor cannot be
-    /// examined; `EACCES` if the process, or the rule that it matches, insists on another
-    /// group.
+    /// `EAGAIN` if the group was removed each time before it could be held; `EACCES` if the process, or the
+    /// rule that it matches, insists on another group.
     fn choose_group(&mut self, first: &FirstRegistration<'_>) -> nix::Result<(Option<GroupId>, bool)> {
         let (pid, hello, who) = (first.pid, first.hello, first.who);
         for _ in 0..MAX_GROUP_CHOICES {
@@ -58,7 +57,7 @@ impl Registry {
                 pid,
                 start_time: first.stat.start_time,
             };
-            let origin = self.origin(key, first.stat)?;
+            let origin = self.origin(key, first.stat);
             let wish_above = origin.as_ref().map(|origin| origin.wish);
             let facts = GroupFacts {
                 above: self.binding(origin.as_ref(), first.verdict),
@@ -97,52 +96,42 @@ impl Registry {
     /// registered as another program; that of its job or nearest governed ancestor; within that, the
     /// requested group if there is one. Rules are not evaluated: they are for processes that use CUDA, not
     /// for monitors.
-    ///
-    /// # Errors
-    /// As [`origin`](Self::origin).
     pub(in crate::socket) fn group_before_registration(
         &self,
         peer: &Peer,
         wish: GroupName,
-    ) -> nix::Result<Option<GroupId>> {
+    ) -> Option<GroupId> {
         let key = Key {
             pid: peer.pid,
             start_time: peer.stat.start_time,
         };
         if let Some(saved) = self.saved(key) {
-            return Ok(saved.group);
+            return saved.group;
         }
-        let origin = self.origin(key, &peer.stat)?;
+        let origin = self.origin(key, &peer.stat);
         let above = origin.and_then(|origin| origin.group);
         let Some(wish) = wish.as_str().filter(|_| !peer.is_contained) else {
-            return Ok(above);
+            return above;
         };
         let who = Credentials::of(peer);
         self.tree.revive(wish, who.caller());
         let is_inside = is_below(wish.trim_matches('/'), &self.tree.path(above));
-        Ok(find_requested(&self.tree, &who, wish)
+        find_requested(&self.tree, &who, wish)
             .filter(|_| above.is_none() || is_inside)
-            .or(above))
+            .or(above)
     }
 
     /// Returns where a process is or would begin, without registering it or making groups.
-    ///
-    /// # Errors
-    /// As [`origin`](Self::origin).
-    pub(in crate::socket) fn would_begin(
-        &self,
-        request: DevicesRequest,
-        verdict: &Verdict,
-    ) -> nix::Result<Prospect> {
+    pub(in crate::socket) fn would_begin(&self, request: DevicesRequest, verdict: &Verdict) -> Prospect {
         let (peer, group) = (request.peer, request.group);
         let key = super::key(&peer);
         if let Some(saved) = self.saved(key) {
-            return Ok(Prospect {
+            return Prospect {
                 group: saved.group,
                 devices: None,
-            });
+            };
         }
-        let origin = self.origin(key, &peer.stat)?;
+        let origin = self.origin(key, &peer.stat);
         let who = Credentials::of(&peer);
         let facts = GroupFacts {
             above: self.binding(origin.as_ref(), verdict),
@@ -152,7 +141,7 @@ impl Registry {
             who: &who,
         };
         facts.revive(&self.tree);
-        Ok(foresee_group(&self.tree, &facts))
+        foresee_group(&self.tree, &facts)
     }
 
     /// Returns the settings of a new process: those of the rules, and within them those that it asks for. If
@@ -191,51 +180,52 @@ impl Registry {
     /// Returns where a new process comes from: its own job, or the nearest ancestor that is governed or has a
     /// job. Where a parent has ended, its children were reparented and their origin is unknown.
     ///
-    /// # Errors
-    /// `ETIMEDOUT` if reading the /proc files of an ancestor that is not governed blocks.
-    pub(super) fn origin(&self, key: Key, stat: &Stat) -> nix::Result<Option<Ancestry>> {
+    /// The parents are read from `/proc/PID/status`, which no process can block, and the start time only of
+    /// an ancestor that may be the one: registration waits for this.
+    pub(super) fn origin(&self, key: Key, stat: &Stat) -> Option<Ancestry> {
         if let Some(job) = self.tree.job_of_process(key.pid, Some(key.start_time)) {
-            return Ok(Some(Ancestry::of_job(job)));
+            return Some(Ancestry::of_job(job));
         }
-        let (mut parent, mut start_time) = (stat.parent, stat.start_time);
-        for _ in 0..MAX_ANCESTORS {
-            let (stat, known, saved, job) = match process::stat(parent) {
-                // Younger than its child: another process has the parent's pid now.
-                Ok(stat) if stat.start_time > start_time => return Ok(None),
-                Ok(stat) => {
-                    let key = Key {
-                        pid: parent,
-                        start_time: stat.start_time,
-                    };
-                    let (known, saved) = (self.live.find(key), self.unregistered.get(key));
-                    let job = self.tree.job_of_process(parent, Some(key.start_time));
-                    (Some(stat), known, saved, job)
+        let (mut chain, mut parent) = (vec![key.pid], stat.parent);
+        while parent != 0 && chain.len() <= MAX_ANCESTORS {
+            chain.push(parent);
+            if self.ancestry(parent, None).is_some() {
+                let start_time = match process::stat(parent) {
+                    Ok(stat) => Some(stat.start_time),
+                    // It blocks the read, which must not take its children out of its group.
+                    Err(Errno::ETIMEDOUT) => None,
+                    Err(_) => return None,
+                };
+                let ancestry = self.ancestry(parent, start_time);
+                // Still each other's parents: so none of them had ended, and its pid gone to another process.
+                let is_link =
+                    |pair: &[u32]| matches!(pair, [of, above] if process::parent(*of) == Some(*above));
+                if ancestry.is_some() {
+                    return ancestry.filter(|_| chain.windows(2).all(is_link));
                 }
-                Err(Errno::ETIMEDOUT) => (
-                    None,
-                    self.live.find_pid(parent),
-                    self.unregistered.find_pid(parent),
-                    self.tree.job_of_process(parent, None),
-                ),
-                Err(_) => return Ok(None),
-            };
-            let registered = known.and_then(|known| known.registration.as_ref());
-            let wish = known.map_or(GroupName::NONE, |known| known.wish);
-            let registered = registered.and_then(|registration| self.tree.group_of(registration.id));
-            if let Some(group) = registered.or(saved.map(|saved| saved.group)) {
-                return Ok(Some(Ancestry {
-                    group,
-                    wish,
-                    is_inherited: true,
-                }));
             }
-            if let Some(job) = job {
-                return Ok(Some(Ancestry::of_job(job)));
-            }
-            let stat = stat.ok_or(Errno::ETIMEDOUT)?;
-            (parent, start_time) = (stat.parent, stat.start_time);
+            parent = process::parent(parent)?;
         }
-        Ok(None)
+        None
+    }
+
+    /// Returns what a process gives to its children: the process with this pid and start time, or without
+    /// one, with this pid.
+    fn ancestry(&self, pid: u32, start_time: Option<u64>) -> Option<Ancestry> {
+        let (known, saved) = match start_time.map(|start_time| Key { pid, start_time }) {
+            Some(key) => (self.live.find(key), self.unregistered.get(key)),
+            None => (self.live.find_pid(pid), self.unregistered.find_pid(pid)),
+        };
+        let registered = known.and_then(|known| known.registration.as_ref());
+        let registered = registered.and_then(|registration| self.tree.group_of(registration.id));
+        if let Some(group) = registered.or(saved.map(|saved| saved.group)) {
+            return Some(Ancestry {
+                group,
+                wish: known.map_or(GroupName::NONE, |known| known.wish),
+                is_inherited: true,
+            });
+        }
+        self.tree.job_of_process(pid, start_time).map(Ancestry::of_job)
     }
 
     /// Returns the group in which a process begins by its origin. A rule's group counts instead of a job's
