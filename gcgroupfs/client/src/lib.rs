@@ -48,6 +48,8 @@ pub struct Client {
     is_patient: bool,
     /// Whether an answer is outstanding that nobody waits for any more: it would be taken for the next one.
     is_lost: bool,
+    /// Room for one answer.
+    buffer: Vec<u8>,
 }
 
 impl Client {
@@ -88,6 +90,7 @@ impl Client {
             life: None,
             is_patient: false,
             is_lost: false,
+            buffer: vec![0; MAX_ANSWER],
         })
     }
 
@@ -295,10 +298,10 @@ impl Client {
             "the request is longer than {MAX_REQUEST} bytes"
         );
         ensure!(!self.is_lost, SILENT);
-        let answer = self.exchange(&packet);
-        self.is_lost = answer.is_err();
-        let answer = answer?;
-        let answer = Answer::from_bytes(&answer).map_err(|_| anyhow!("the daemon's answer is invalid"))?;
+        let length = self.exchange(&packet);
+        self.is_lost = length.is_err();
+        let answer = self.buffer.get(..length?).unwrap_or_default();
+        let answer = Answer::from_bytes(answer).map_err(|_| anyhow!("the daemon's answer is invalid"))?;
         if answer.status != 0 {
             return Ok(Err(Refusal {
                 path: name.to_owned(),
@@ -306,31 +309,28 @@ impl Client {
                 why: String::from_utf8_lossy(answer.part).into_owned(),
             }));
         }
-        text.extend(answer.part);
+        text.extend_from_slice(answer.part);
         Ok(Ok(usize::try_from(answer.total)?))
     }
 
-    /// Sends a request and waits for its answer.
+    /// Sends a request, waits for its answer, which is in the buffer then, and returns its length.
     ///
     /// # Errors
     /// The daemon does not answer in time.
-    fn exchange(&self, packet: &[u8]) -> anyhow::Result<Vec<u8>> {
+    fn exchange(&mut self, packet: &[u8]) -> anyhow::Result<usize> {
         let descriptor = self.socket.as_raw_fd();
         let (began, mut worked) = (Instant::now(), self.is_patient.then(|| self.work()).flatten());
         send(descriptor, packet, MsgFlags::MSG_NOSIGNAL).context("cannot send to the daemon")?;
-        let mut buffer = vec![0; MAX_ANSWER];
-        let length = loop {
-            match recv(descriptor, &mut buffer, MsgFlags::empty()) {
+        loop {
+            match recv(descriptor, &mut self.buffer, MsgFlags::empty()) {
                 Err(Errno::EAGAIN) if worked.is_some() && began.elapsed() < MOST_PATIENCE => {
                     let before = std::mem::replace(&mut worked, self.work());
                     ensure!(worked != before, SILENT);
                 }
                 Err(Errno::EAGAIN) => bail!(SILENT),
-                received => break received.context(SILENT)?,
+                received => return received.context(SILENT),
             }
-        };
-        buffer.truncate(length);
-        Ok(buffer)
+        }
     }
 }
 
@@ -355,6 +355,7 @@ mod tests {
             life: None,
             is_patient: false,
             is_lost: false,
+            buffer: vec![0; MAX_ANSWER],
         };
         let first = client.get("first").unwrap_err();
         let late: Vec<u8> = Answer::part(b"of the first", 0).to_bytes();

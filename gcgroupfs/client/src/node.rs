@@ -13,13 +13,12 @@ mod tree;
 mod users;
 mod waits;
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::activity::{Activities, Activity, POINTS, Rates, Target};
-pub use self::files::{FILES, Files, value};
+pub use self::files::{FILES, Files, Keys, value};
 pub use self::host::Host;
 pub use self::moving::{Moving, Whereabouts};
 pub use self::parse::{devices, read_devices};
@@ -171,7 +170,7 @@ pub struct Memory {
     pub effective_limit: Option<u64>,
     pub swap: Swap,
     /// Keys of `memory.events`.
-    pub events: BTreeMap<String, u64>,
+    pub events: Keys,
     /// `None` for a process or a group on one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
@@ -194,7 +193,7 @@ pub struct Compute {
     pub freeze: bool,
     pub max: Quota,
     /// Keys of `compute.stat`.
-    pub stat: BTreeMap<String, u64>,
+    pub stat: Keys,
     /// `None` for a process or a group on one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure: Option<Pressure>,
@@ -296,12 +295,12 @@ impl Usage {
 
     /// Returns a number of `compute.stat`; 0 without it.
     pub fn stat(&self, key: &str) -> u64 {
-        self.compute.stat.get(key).copied().unwrap_or(0)
+        self.compute.stat.get(key).unwrap_or(0)
     }
 
     /// Returns a number of `memory.events`; 0 without it.
     pub fn event(&self, key: &str) -> u64 {
-        self.memory.events.get(key).copied().unwrap_or(0)
+        self.memory.events.get(key).unwrap_or(0)
     }
 
     /// Returns the allocations that a limit refused so far.

@@ -14,7 +14,7 @@ use crate::tree::{Action, Caller, Change, Directory, Edit, Item, Level, Setting,
 
 pub use node::{
     Attributes, Node, attributes, check, check_group_name, check_group_path, files_in, is_taken, lookup,
-    make_group, make_job_group, make_transient_group, remove_group, resolve_if, set_access,
+    make_group, make_job_group, make_transient_group, named, remove_group, resolve_if, set_access, those_in,
 };
 
 #[cfg(any(test, fuzzing, feature = "fixture"))]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
+use std::iter::repeat_n;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -63,13 +64,16 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json || arguments.columns().iter().any(|column| column.is_of_host()) {
         reader.with_host();
     }
-    if arguments.json || arguments.columns().iter().any(|column| column.needs_rates()) {
+    let needs_rates = arguments.json || arguments.columns().iter().any(|column| column.needs_rates());
+    if needs_rates {
         activities.update(&reader.read()?);
         std::thread::sleep(RATES);
     }
     loop {
         let mut snapshot = reader.read()?;
-        activities.update(&snapshot);
+        if needs_rates {
+            activities.update(&snapshot);
+        }
         if arguments.json {
             activities.rate(&mut snapshot);
         }
@@ -179,32 +183,40 @@ fn ascii(json: &str) -> String {
         })
 }
 
+/// Returns the lines of a table. The cells lie in one text, since there are many.
 fn table(rows: &[Row], columns: &[&Column]) -> String {
-    let titles = columns.iter().map(|column| column.title()).collect();
-    let cells = rows.iter().map(|row| {
-        let cells = columns.iter().map(|column| (column.value)(row).to_string());
-        cells.collect()
-    });
-    let lines: Vec<Vec<String>> = [titles].into_iter().chain(cells).collect();
-    let width = |at: usize| {
-        let cells = lines.iter().filter_map(|line| line.get(at));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let columns: Vec<(&Column, usize)> = (0..)
-        .zip(columns)
-        .map(|(at, column)| (*column, width(at)))
-        .collect();
+    let mut cells: String = columns.iter().map(|column| column.title()).collect();
+    let mut lengths: Vec<usize> = columns.iter().map(|column| column.title().len()).collect();
+    for (row, column) in rows
+        .iter()
+        .flat_map(|row| columns.iter().map(move |column| (row, column)))
+    {
+        let begin = cells.len();
+        // Writing to a String cannot fail.
+        let _ = write!(cells, "{}", (column.value)(row));
+        lengths.push(cells.len() - begin);
+    }
+    // The characters are ASCII.
+    let width = |at| lengths.iter().skip(at).step_by(columns.len()).max().copied();
+    let widths: Vec<usize> = (0..columns.len()).filter_map(width).collect();
     let mut out = String::new();
-    for line in &lines {
-        let mut text = String::new();
-        for (cell, (column, width)) in line.iter().zip(&columns) {
-            // Writing to a String cannot fail.
-            let _ = match column.is_number {
-                true => write!(text, "{cell:>width$}  "),
-                false => write!(text, "{cell:<width$}  "),
+    let mut rest = cells.as_str();
+    for line in lengths.chunks(columns.len().max(1)) {
+        let begin = out.len();
+        for ((length, width), column) in line.iter().zip(&widths).zip(columns) {
+            let (cell, after) = rest.split_at(*length);
+            let blanks = width - length;
+            let [left, right] = if column.is_number {
+                [blanks, 2]
+            } else {
+                [0, blanks + 2]
             };
+            out.extend(repeat_n(' ', left));
+            out.push_str(cell);
+            out.extend(repeat_n(' ', right));
+            rest = after;
         }
-        out.push_str(text.trim_end());
+        out.truncate(begin + out.get(begin..).unwrap_or_default().trim_end().len());
         out.push('\n');
     }
     out
@@ -352,7 +364,7 @@ mod tests {
                     "compute.freeze" | "gcgroup.suspend" => "1\n",
                     _ => "9\n",
                 };
-                files.insert(name, text.to_owned());
+                files.insert(name, text);
             }
             let mut snapshot = snapshot();
             let group = &mut snapshot.groups[0];

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::rc::Rc;
 
-use gcgroup_client::node::{Activity, Group, Host, OnDevice, Process, Snapshot, Suspension, Target, Usage};
+use gcgroup_client::node::{
+    Activity, Group, Host, OnDevice, Process, Snapshot, Suspension, Target, Usage, ancestors,
+};
 use gcgroupfs_model::text::word;
 
 /// A process or a group; in a table, on one GPU that it uses.
@@ -98,9 +100,17 @@ impl Row {
         }
     }
 
+    /// Returns the path of the group above; `None` if there is none that the client may see.
+    fn above(&self) -> Option<&str> {
+        match self.what() {
+            What::Process(process) => process.group.as_deref(),
+            What::Group(group) => ancestors(&group.path).nth(1),
+        }
+    }
+
     pub(super) fn frozen(&self) -> &'static str {
         let (whole, here) = (self.whole(), self.usage());
-        let above = self.group().is_some_and(|group| self.snapshot.is_freezing(group));
+        let above = self.above().is_some_and(|group| self.snapshot.is_freezing(group));
         match (
             here.events.frozen,
             whole.compute.freeze || here.compute.freeze || above,
@@ -112,8 +122,9 @@ impl Row {
     }
 
     pub(super) fn suspended(&self) -> &'static str {
-        let group = self.group();
-        let above = group.is_some_and(|group| self.snapshot.is_suspending(group));
+        let above = self
+            .above()
+            .is_some_and(|group| self.snapshot.is_suspending(group));
         match self.whole().suspension(above) {
             Suspension::Complete => "yes",
             Suspension::Requested => "soon",
@@ -124,6 +135,9 @@ impl Row {
 
     /// Returns whether the row has the text, in lower case, in its name, pid, user or group.
     pub(super) fn matches(&self, text: &str) -> bool {
+        if text.is_empty() {
+            return true;
+        }
         let group = self
             .group()
             .map_or_else(String::new, |path| format!("/{}", word(path)));
@@ -133,6 +147,6 @@ impl Row {
             self.user().into(),
             group.into(),
         ];
-        text.is_empty() || own.iter().any(|own| own.to_lowercase().contains(text))
+        own.iter().any(|own| own.to_lowercase().contains(text))
     }
 }

@@ -90,14 +90,14 @@ impl Tree<'_> {
         }
         rows.append(&mut processes);
         for mut row in groups {
-            let path = row.target.path();
+            let path = &self.snapshot.groups[row.index].path;
             row.depth = depth_shown;
-            row.is_folded = self.selection.folded.contains(&path);
+            row.is_folded = self.selection.folded.contains(path);
             let (is_folded, is_shown) = (row.is_folded, row.matches(&self.selection.filter));
             let start = rows.len();
             rows.extend(self.on_each(row));
             let end = rows.len();
-            self.push(&path, depth + 1, rows);
+            self.push(path, depth + 1, rows);
             if !is_shown && rows.len() == end {
                 rows.truncate(start);
             } else if is_folded {
@@ -129,16 +129,17 @@ impl Tree<'_> {
     }
 
     /// Returns a row for each GPU in use, if they are asked for and there is one; otherwise the row.
-    fn on_each(&self, row: Row) -> impl Iterator<Item = Row> + use<> {
+    fn on_each(&self, row: Row) -> Vec<Row> {
         let count = if self.selection.is_per_device {
             row.devices().len()
         } else {
             0
         };
-        (0..count.max(1)).map(move |at| Row {
-            on: (count > 0).then_some(at),
-            ..row.clone()
-        })
+        let mut rows = vec![row; count.max(1)];
+        for (at, row) in rows.iter_mut().enumerate() {
+            row.on = (count > 0).then_some(at);
+        }
+        rows
     }
 }
 

@@ -272,13 +272,13 @@ mod tests {
         let count = |key: &str, number: u64| {
             let key = key.to_owned();
             move |usage: &mut Usage| {
-                usage.compute.stat.insert(key.clone(), number);
+                usage.compute.stat.insert(&key, number);
             }
         };
         let event = |key: &str, number: u64| {
             let key = key.to_owned();
             move |usage: &mut Usage| {
-                usage.memory.events.insert(key.clone(), number);
+                usage.memory.events.insert(&key, number);
             }
         };
         assert_eq!(
@@ -292,7 +292,7 @@ mod tests {
             move |usage: &mut Usage| {
                 let pressure = usage.compute.pressure.get_or_insert_default();
                 (pressure.some.total_usec, pressure.full.total_usec) = (some, full);
-                usage.compute.stat.insert("nr_launches".into(), some);
+                usage.compute.stat.insert("nr_launches", some);
             }
         };
         assert_eq!(
@@ -335,8 +335,8 @@ mod tests {
         let (mut activities, start) = (Activities::default(), Instant::now());
         for (seconds, usec) in [(0, 0), (1, 250_000), (3, 1_250_000)] {
             update(&mut activities, start, seconds, |usage| {
-                usage.compute.stat.insert("usage_usec".into(), usec);
-                usage.compute.stat.insert("held_usec".into(), usec / 2);
+                usage.compute.stat.insert("usage_usec", usec);
+                usage.compute.stat.insert("held_usec", usec / 2);
             });
         }
         let activity = activities.of(&TARGET);

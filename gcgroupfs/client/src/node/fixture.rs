@@ -9,7 +9,7 @@ fn usage(current: u64, limit: Option<u64>) -> Usage {
     usage.memory.current = current;
     usage.memory.effective_limit = limit;
     usage.compute.priority = 8;
-    usage.compute.stat.insert("nr_launches".into(), 7);
+    usage.compute.stat.insert("nr_launches", 7);
     usage
 }
 

@@ -9,7 +9,6 @@ impl Usage {
     /// Parses a directory's files. The effective limit is the own one.
     pub fn of(files: Files) -> Self {
         let number = |name: &str| files.number(name).unwrap_or(0);
-        let event = |key: &str| files.value("gcgroup.events", key);
         let mut quota = files.text("compute.max").unwrap_or_default().split(' ');
         let mut quota = || quota.next().and_then(|word| word.parse().ok());
         Self {
@@ -37,20 +36,32 @@ impl Usage {
                 pressure: files.pressure("compute.pressure"),
             },
             suspend: files.text("gcgroup.suspend").map(|text| text == "1"),
-            events: Events {
-                populated: event("populated") == Some("1"),
-                frozen: event("frozen") == Some("1"),
-                suspended: event("suspended") == Some("1"),
-                away: event("away") == Some("1"),
-                suspend_step: event("suspend_step").map(str::to_owned),
-                suspend_error: event("suspend_error").map(str::to_owned),
-                nr_suspended: files.key("gcgroup.events", "nr_suspended"),
-                hook: event("hook").map(str::to_owned),
-                draining: files.key("gcgroup.events", "draining"),
-                drain_error: files.key("gcgroup.events", "drain_error"),
-            },
+            events: Events::of(files.text("gcgroup.events").unwrap_or_default()),
             files,
         }
+    }
+}
+
+impl Events {
+    fn of(text: &str) -> Self {
+        let mut events = Self::default();
+        for (key, value) in text.lines().filter_map(|line| line.split_once(' ')) {
+            let (is, number) = (value == "1", || value.parse().ok());
+            match key {
+                "populated" => events.populated = is,
+                "frozen" => events.frozen = is,
+                "suspended" => events.suspended = is,
+                "away" => events.away = is,
+                "suspend_step" => events.suspend_step = Some(value.to_owned()),
+                "suspend_error" => events.suspend_error = Some(value.to_owned()),
+                "nr_suspended" => events.nr_suspended = number(),
+                "hook" => events.hook = Some(value.to_owned()),
+                "draining" => events.draining = number(),
+                "drain_error" => events.drain_error = number(),
+                _ => {}
+            }
+        }
+        events
     }
 }
 
@@ -81,7 +92,7 @@ pub fn devices(list: &str, stats: &str) -> Vec<Device> {
         let (total, name) = (words.next()?, words.next()?);
         let pairs = value(stats, index).unwrap_or_default();
         let mut files = Files::default();
-        files.insert(DEVICE_STAT, pairs.replace(' ', "\n").replace('=', " "));
+        files.insert(DEVICE_STAT, &pairs.replace(' ', "\n").replace('=', " "));
         let stat = |key: &str| files.key(DEVICE_STAT, key);
         Some(Device {
             index: index.parse().ok()?,
@@ -112,7 +123,7 @@ mod tests {
     fn files<const N: usize>(pairs: [(&str, &str); N]) -> Files {
         let mut files = Files::default();
         for (name, text) in pairs {
-            files.insert(name, text.to_owned());
+            files.insert(name, text);
         }
         files
     }

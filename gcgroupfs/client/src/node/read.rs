@@ -1,12 +1,12 @@
 //! Reading a snapshot from the daemon's socket.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
 use anyhow::Context;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 
 use super::host::Host;
 use super::users::Users;
@@ -29,21 +29,26 @@ pub struct Reader {
 
 /// Line of the daemon's list of processes.
 #[derive(Debug, Deserialize)]
-struct ProcessLine {
-    pid: String,
-    device: Option<String>,
+struct ProcessLine<'a> {
+    #[serde(borrow)]
+    pid: Cow<'a, str>,
+    #[serde(borrow)]
+    device: Option<Cow<'a, str>>,
     uid: u32,
-    comm: String,
-    #[serde(default)]
-    group: Option<String>,
+    #[serde(borrow)]
+    comm: Cow<'a, str>,
+    #[serde(borrow, default)]
+    group: Option<Cow<'a, str>>,
     files: Files,
 }
 
 /// Line of the daemon's list of groups.
 #[derive(Debug, Deserialize)]
-struct GroupLine {
-    group: String,
-    device: Option<String>,
+struct GroupLine<'a> {
+    #[serde(borrow)]
+    group: Cow<'a, str>,
+    #[serde(borrow)]
+    device: Option<Cow<'a, str>>,
     uid: u32,
     files: Files,
 }
@@ -104,9 +109,9 @@ impl Reader {
         // The daemon samples the GPUs when it is asked, and shows the sample to the next reader.
         let _ = client.get(DEVICE_STAT)?;
         // Processes first: the groups of all of them are then found, unless they are removed meanwhile.
-        let processes = lines(&client.list(&files)?.context("cannot list processes")?)?;
+        let processes = client.list(&files)?.context("cannot list processes")?;
         let at = Instant::now();
-        let groups = lines(&client.list_groups(&files)?.context("cannot list groups")?)?;
+        let groups = client.list_groups(&files)?.context("cannot list groups")?;
         let devices = read_devices(client)?;
         let policy = client.get("compute.policy")??.trim().to_owned();
         let mut snapshot = Snapshot {
@@ -117,16 +122,17 @@ impl Reader {
             at,
             policy,
             devices,
-            groups: self.groups(groups),
-            processes: self.processes(processes),
+            groups: self.groups(&groups)?,
+            processes: self.processes(&processes)?,
         };
         snapshot.bound();
         Ok(snapshot)
     }
 
-    fn groups(&mut self, lines: Vec<GroupLine>) -> Vec<Group> {
+    fn groups(&mut self, text: &str) -> anyhow::Result<Vec<Group>> {
         let mut groups: Vec<Group> = Vec::new();
-        for line in lines {
+        for line in lines::<GroupLine<'_>>(text) {
+            let line = line?;
             let lease = Lease::of(&line.files);
             let usage = Usage::of(line.files);
             let index = line.device.and_then(|device| device.parse().ok());
@@ -135,7 +141,7 @@ impl Reader {
                 _ => groups.push(Group {
                     uid: line.uid,
                     user: self.users.name(line.uid),
-                    path: line.group,
+                    path: line.group.into_owned(),
                     lease,
                     rates: None,
                     usage,
@@ -144,12 +150,13 @@ impl Reader {
             }
         }
         groups.sort_by(|one, other| one.path.cmp(&other.path));
-        groups
+        Ok(groups)
     }
 
-    fn processes(&mut self, lines: Vec<ProcessLine>) -> Vec<Process> {
+    fn processes(&mut self, text: &str) -> anyhow::Result<Vec<Process>> {
         let mut processes: Vec<Process> = Vec::new();
-        for line in lines {
+        for line in lines::<ProcessLine<'_>>(text) {
+            let line = line?;
             let usage = Usage::of(line.files);
             let index = line.device.and_then(|device| device.parse().ok());
             let Ok(pid) = line.pid.parse() else { continue };
@@ -159,8 +166,8 @@ impl Reader {
                     pid,
                     uid: line.uid,
                     user: self.users.name(line.uid),
-                    comm: line.comm,
-                    group: line.group,
+                    comm: line.comm.into_owned(),
+                    group: line.group.map(Cow::into_owned),
                     host: self.with_host.then(|| Host::read(pid, line.uid)).flatten(),
                     waits: Wait::all(&usage.files),
                     rates: None,
@@ -170,54 +177,64 @@ impl Reader {
             }
         }
         processes.sort_by_key(|process| process.pid);
-        processes
+        Ok(processes)
     }
 }
 
-fn lines<T: DeserializeOwned>(text: &str) -> anyhow::Result<Vec<T>> {
+fn lines<'a, T: Deserialize<'a>>(text: &'a str) -> impl Iterator<Item = anyhow::Result<T>> {
     let lines = text.lines().map(serde_json::from_str);
-    lines
-        .collect::<Result<_, _>>()
-        .context("the daemon's list is invalid")
+    lines.map(|line| line.context("the daemon's list is invalid"))
 }
 
-/// Limits of a group: as a whole, and on each device by its index.
+/// Limits in force for a group: as a whole, and on each device by its index.
 type Limits = (Option<u64>, BTreeMap<usize, u64>);
 
 impl Snapshot {
     /// Computes the effective limits, and leaves out the devices that are not used.
     fn bound(&mut self) {
-        let limits: BTreeMap<String, Limits> = self
-            .groups
-            .iter()
-            .map(|group| {
-                let devices = group.devices.iter();
-                let on = devices.filter_map(|on| Some((on.index, on.usage.memory.limit?)));
-                (group.path.clone(), (group.usage.memory.limit, on.collect()))
-            })
-            .collect();
-        let above =
-            |group: &str| -> Vec<&Limits> { ancestors(group).filter_map(|path| limits.get(path)).collect() };
-        for group in &mut self.groups {
-            bound(&mut group.usage, &mut group.devices, &above(&group.path));
+        // By the index of the group; those above come first.
+        let mut limits: Vec<Limits> = Vec::new();
+        for at in 0..self.groups.len() {
+            let path = self.groups[at].path.as_str();
+            let above = ancestors(path).nth(1).and_then(|path| self.nearest(path));
+            let above = above.and_then(|above| limits.get(above));
+            let group = &mut self.groups[at];
+            let bounds = bound(&mut group.usage, &mut group.devices, above);
+            limits.push(bounds);
         }
-        for process in &mut self.processes {
-            let above = above(process.group.as_deref().unwrap_or_default());
-            bound(&mut process.usage, &mut process.devices, &above);
+        for at in 0..self.processes.len() {
+            let group = self.processes[at].group.as_deref();
+            let above = group.and_then(|path| self.nearest(path));
+            let above = above.and_then(|above| limits.get(above));
+            let process = &mut self.processes[at];
+            bound(&mut process.usage, &mut process.devices, above);
         }
+    }
+
+    /// Returns the index of the group of a path, or of the nearest one above it that the client may see.
+    fn nearest(&self, path: &str) -> Option<usize> {
+        ancestors(path).find_map(|path| self.find(path))
     }
 }
 
-fn bound(whole: &mut Usage, devices: &mut Vec<OnDevice>, above: &[&Limits]) {
-    let own = whole.memory.limit;
-    let all = above.iter().filter_map(|limits| limits.0).chain(own).min();
+/// Computes the limits in force from the own ones and those in force above. Devices that are not used are left
+/// out; their limits are returned too.
+fn bound(whole: &mut Usage, devices: &mut Vec<OnDevice>, above: Option<&Limits>) -> Limits {
+    let all = above
+        .and_then(|above| above.0)
+        .into_iter()
+        .chain(whole.memory.limit)
+        .min();
     whole.memory.effective_limit = all;
+    let mut on_devices = above.map_or_else(BTreeMap::new, |above| above.1.clone());
     devices.retain_mut(|on| {
-        let own = on.usage.memory.limit;
-        let above = above.iter().filter_map(|limits| limits.1.get(&on.index).copied());
-        on.usage.memory.effective_limit = above.chain(own).chain(all).min();
+        let above = on_devices.get(&on.index).copied();
+        let bound = above.into_iter().chain(on.usage.memory.limit).min();
+        on_devices.extend(bound.map(|bound| (on.index, bound)));
+        on.usage.memory.effective_limit = bound.into_iter().chain(all).min();
         on.usage.is_used()
     });
+    (all, on_devices)
 }
 
 #[cfg(test)]
@@ -232,16 +249,14 @@ mod tests {
         let text =
             |lines: &[serde_json::Value]| lines.iter().map(|line| format!("{line}\n")).collect::<String>();
         let mut reader = Reader::new(Path::new("/nowhere"));
-        let groups = lines(&text(groups)).unwrap();
-        let processes = lines(&text(processes)).unwrap();
         let mut snapshot = Snapshot {
             version: VERSION,
             time: 0.0,
             at: Instant::now(),
             policy: String::new(),
             devices: Vec::new(),
-            groups: reader.groups(groups),
-            processes: reader.processes(processes),
+            groups: reader.groups(&text(groups)).unwrap(),
+            processes: reader.processes(&text(processes)).unwrap(),
         };
         snapshot.bound();
         snapshot

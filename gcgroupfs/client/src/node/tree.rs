@@ -52,10 +52,13 @@ pub fn ancestors(path: &str) -> impl Iterator<Item = &str> {
 impl Snapshot {
     /// Returns the group of a path; `None` if the client may not see it.
     pub fn group(&self, path: &str) -> Option<&Group> {
-        let at = self
-            .groups
-            .binary_search_by(|group| group.path.as_str().cmp(path));
-        self.groups.get(at.ok()?)
+        self.groups.get(self.find(path)?)
+    }
+
+    /// Returns the index of the group of a path; `None` if the client may not see it.
+    pub(super) fn find(&self, path: &str) -> Option<usize> {
+        let group = |group: &Group| group.path.as_str().cmp(path);
+        self.groups.binary_search_by(group).ok()
     }
 
     /// Returns whether a freeze is requested for a group or for one above it that the client may see.

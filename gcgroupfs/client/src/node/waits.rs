@@ -66,7 +66,7 @@ mod tests {
         let text = "7 gpu=0 for=turn usec=12 now=1 priority=3 comm=a\\040b\n\
                     8 gpu=1 for=memory usec=5 now=0 comm=x future=1\n\
                     9 gpu=x for=turn usec=1 now=1 comm=y\n\n";
-        files.insert(FILE, text.to_owned());
+        files.insert(FILE, text);
         let waits = Wait::all(&files);
         let shown: Vec<_> = waits
             .iter()

@@ -106,7 +106,7 @@ mod tests {
         process.of.pid = 7;
         process.of.usage.memory.current = 5;
         let stat = &mut process.of.usage.compute.stat;
-        stat.insert("usage_usec".to_owned(), usage_usec);
+        stat.insert("usage_usec", usage_usec);
         Snapshot {
             time: Duration::from_secs(seconds),
             gpus: vec![Device {

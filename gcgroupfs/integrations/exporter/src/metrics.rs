@@ -83,7 +83,7 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
         ),
         ("(read)", snapshot.took.as_micros().to_string()),
     ] {
-        root.insert(name, value);
+        root.insert(name, &value);
     }
     let mut rows = vec![(On::Node, Vec::new(), root)];
     for gpu in &snapshot.gpus {
@@ -105,15 +105,15 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
         }
         let mut files = files(&process.of.usage, process.activity.state);
         if let Some(host) = &process.host {
-            files.insert("(cpu)", host.cpu_usec.to_string());
-            files.insert("(resident)", host.memory.to_string());
-            files.insert("(start)", format!("{:.0}", host.start * 1000.0));
+            files.insert("(cpu)", &host.cpu_usec.to_string());
+            files.insert("(resident)", &host.memory.to_string());
+            files.insert("(start)", &format!("{:.0}", host.start * 1000.0));
         }
         rows.push((On::Process, labels, files));
     }
     for group in &snapshot.groups {
         let mut files = files(&group.of.usage, group.activity.state);
-        files.insert("(processes)", group.nr_processes.to_string());
+        files.insert("(processes)", &group.nr_processes.to_string());
         let mut labels = vec![("group", format!("/{}", group.of.path))];
         if let Some(pod) = snapshot.pods.of_group(&group.of.path) {
             labels.extend([("namespace", pod.namespace.clone()), ("pod", pod.name.clone())]);
@@ -126,10 +126,10 @@ fn rows(snapshot: &Snapshot) -> Vec<(On, Labels, Files)> {
 /// Returns the control files of a process or group, and with names in parentheses what follows from several.
 fn files(usage: &Usage, state: State) -> Files {
     let mut files = usage.files.clone();
-    files.insert("(frozen)", u8::from(state.is_frozen()).to_string());
-    files.insert("(suspended)", u8::from(state.is_suspended()).to_string());
+    files.insert("(frozen)", &u8::from(state.is_frozen()).to_string());
+    files.insert("(suspended)", &u8::from(state.is_suspended()).to_string());
     if let Some(limit) = usage.memory.effective_limit {
-        files.insert("(limit)", limit.to_string());
+        files.insert("(limit)", &limit.to_string());
     }
     files
 }

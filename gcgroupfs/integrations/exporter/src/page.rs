@@ -75,7 +75,7 @@ fn process(
     row["group"] = of.group.clone().into();
     row["owner"] = json!(owner);
     row["gpus"] = of.devices.iter().map(|on| on.index).collect();
-    row["share"] = of.usage.compute.stat.get("share_percent").copied().into();
+    row["share"] = of.usage.compute.stat.get("share_percent").into();
     row["waits"] = json!(of.waits);
     if let Some(host) = host {
         row["start"] = host.start.into();

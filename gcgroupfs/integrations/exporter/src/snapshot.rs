@@ -94,11 +94,11 @@ impl Snapshot {
         let mut root = Files::default();
         for name in ROOT_FILES {
             if let Ok(text) = client.get(name)? {
-                root.insert(name, text);
+                root.insert(name, &text);
             }
         }
         let found = client.get(UNMANAGED)?.unwrap_or_default();
-        root.insert(UNMANAGED, unmanaged(&found));
+        root.insert(UNMANAGED, &unmanaged(&found));
         let (nr_processes, populated) = (node.processes.len(), populated(&node.processes));
         cap(&mut node.processes, caps.processes, &refuted(&found));
         // Empty groups too: a counter that begins with the first process could begin above 0.

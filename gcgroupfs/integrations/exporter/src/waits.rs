@@ -170,7 +170,7 @@ mod tests {
     fn usage(pairs: &[(&str, &str)]) -> Usage {
         let mut files = Files::default();
         for (name, text) in pairs {
-            files.insert(name, (*text).to_owned());
+            files.insert(name, text);
         }
         Usage::of(files)
     }

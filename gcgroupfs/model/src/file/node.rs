@@ -102,7 +102,7 @@ pub fn make_job_group(tree: &Tree, new: &NewGroup<'_>, transient: Transient) -> 
 
 /// Returns whether any directory has a control file of that name, which no group can have then.
 pub fn is_taken(name: &str) -> bool {
-    files::all().any(|file| file.name == name)
+    named(name).is_some()
 }
 
 /// Checks that a group of that path from the root could exist.
@@ -148,8 +148,25 @@ fn check_free(tree: &Tree, parent: Directory, name: &str) -> Result<()> {
 /// # Errors
 /// `ENODEV` if the directory is gone.
 pub fn files_in(tree: &Tree, directory: Directory) -> Result<impl Iterator<Item = &'static ControlFile>> {
+    those_in(tree, directory, files::all())
+}
+
+/// Returns those of some files that the directory has.
+///
+/// # Errors
+/// `ENODEV` if the directory is gone.
+pub fn those_in<F: Iterator<Item = &'static ControlFile>>(
+    tree: &Tree,
+    directory: Directory,
+    files: F,
+) -> Result<impl Iterator<Item = &'static ControlFile> + use<F>> {
     let level = tree.level(directory)?;
-    Ok(files::all().filter(move |file| file.on.has(level)))
+    Ok(files.filter(move |file| file.on.has(level)))
+}
+
+/// Returns the file of this name, of whichever directories.
+pub fn named(name: &str) -> Option<&'static ControlFile> {
+    files::all().find(|file| file.name == name)
 }
 
 /// Checks that this directory has the file.
@@ -172,7 +189,7 @@ pub fn check(tree: &Tree, directory: Directory, file: &ControlFile) -> Result<()
 /// `ENOENT`, also if the directory itself is gone.
 pub fn lookup(tree: &Tree, directory: Directory, name: &str) -> Result<Node> {
     let level = tree.level(directory).map_err(|_| Error::NotFound)?;
-    match files::all().find(|file| file.name == name) {
+    match named(name) {
         Some(file) if file.on.has(level) => Ok(Node::File(directory, file)),
         Some(_) => Err(Error::NotFound),
         None => tree.subdirectory(directory, name).map(Node::Dir),

@@ -36,16 +36,16 @@ impl Tree {
     /// # Errors
     /// [`Error::Gone`].
     pub fn may_change(&self, directory: Directory, caller: Caller) -> Result<bool> {
-        self.lets(directory, caller, 0o3)
+        self.lets(directory, caller, &[], 0o3)
     }
 
-    /// Returns whether the caller has all `wanted` permission bits (read 4, write 2, search 1) on a directory
-    /// or file, by its owner, group and mode.
+    /// Returns whether the caller, who is also in these `groups`, has all `wanted` permission bits (read 4,
+    /// write 2, search 1) on a directory or file, by its owner, group and mode.
     ///
     /// # Errors
     /// [`Error::Gone`].
-    pub fn lets(&self, item: impl Into<Item>, caller: Caller, wanted: u16) -> Result<bool> {
-        self.state.lock().lets(item.into(), caller, wanted)
+    pub fn lets(&self, item: impl Into<Item>, caller: Caller, groups: &[u32], wanted: u16) -> Result<bool> {
+        self.state.lock().lets(item.into(), caller, groups, wanted)
     }
 
     /// Changes owner and mode of a directory or file. The control files of a group belong to the owner of its
@@ -135,11 +135,11 @@ impl State {
     }
 
     /// As [`Tree::lets`].
-    pub(super) fn lets(&self, item: Item, caller: Caller, wanted: u16) -> Result<bool> {
+    pub(super) fn lets(&self, item: Item, caller: Caller, groups: &[u32], wanted: u16) -> Result<bool> {
         let Access { owner, mode } = self.access(item)?;
         let bits = if caller.uid == owner.uid {
             mode >> 6
-        } else if caller.gid == owner.gid {
+        } else if caller.gid == owner.gid || groups.contains(&owner.gid) {
             mode >> 3
         } else {
             mode

@@ -57,16 +57,18 @@ impl Tree {
         self.state.lock().files_owner(directory)
     }
 
+    /// Returns the subdirectories of a process or a group on each device, with their names.
+    pub fn on_devices(&self, directory: Directory) -> Vec<(String, Directory)> {
+        self.state.lock().on_devices(directory).collect()
+    }
+
     /// Returns the subdirectories with their names: those named by numbers first, in order.
     ///
     /// # Errors
     /// [`Error::Gone`].
     pub fn subdirectories(&self, directory: Directory) -> Result<Vec<(String, Directory)>> {
         let state = self.state.lock();
-        let on_devices = || {
-            let devices = state.devices.iter();
-            devices.filter_map(|device| Some((device.index.to_string(), directory.on(device.index)?)))
-        };
+        let on_devices = || state.on_devices(directory);
         let groups = |groups: &BTreeMap<String, GroupId>| -> Vec<_> {
             let named = groups
                 .iter()
@@ -113,6 +115,11 @@ impl Tree {
 }
 
 impl State {
+    fn on_devices(&self, directory: Directory) -> impl Iterator<Item = (String, Directory)> {
+        let devices = self.devices.iter();
+        devices.filter_map(move |device| Some((device.index.to_string(), directory.on(device.index)?)))
+    }
+
     pub(super) fn level(&self, directory: Directory) -> Result<Level> {
         Ok(match self.scope(directory)? {
             Scope::Root => Level::Root,

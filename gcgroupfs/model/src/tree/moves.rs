@@ -72,7 +72,7 @@ impl State {
             entered.pop();
         }
         if !self.is_root(caller) {
-            let may_write = self.lets(Item::procs(Directory::of(common)), caller, 0o2)?;
+            let may_write = self.lets(Item::procs(Directory::of(common)), caller, &[], 0o2)?;
             if caller.uid != process.identity.uid || !may_write {
                 return Err(Error::NotYours(
                     "moving a process needs ownership of it, and to write gcgroup.procs of the closest common ancestor",

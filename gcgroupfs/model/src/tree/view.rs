@@ -253,7 +253,9 @@ impl<'a> View<'a> {
     pub fn watch(&self) {
         let mut ids = Vec::new();
         self.each(|process| ids.push(process.id));
-        self.notices.borrow_mut().push(Notice::Watched(ids));
+        if !ids.is_empty() {
+            self.notices.borrow_mut().push(Notice::Watched(ids));
+        }
     }
 
     /// Returns `memory.peak` in bytes.

@@ -78,14 +78,7 @@ impl Credentials {
         if self.is_contained {
             return Ok(tree.access(item)?.mode & wanted == wanted);
         }
-        tree.lets(item, self.in_group_of(tree, item)?, wanted)
-    }
-
-    /// Returns the client's uid, with the item's gid if the client is in that group.
-    fn in_group_of(&self, tree: &Tree, item: Item) -> Result<Caller> {
-        let Owner { gid, .. } = tree.access(item)?.owner;
-        let gid = if self.groups.contains(&gid) { gid } else { self.gid };
-        Ok(Caller { gid, ..self.caller() })
+        tree.lets(item, self.caller(), &self.groups, wanted)
     }
 
     /// Returns whether the client may write `gcgroup.procs`, by the mode bits.

@@ -1,5 +1,7 @@
 //! Order of rows by a column.
 
+use std::cmp::Reverse;
+
 use super::TopOrder::{Descending, Unsorted};
 use super::{COLUMNS, Column, column, find};
 use crate::cli::row::Row;
@@ -65,10 +67,10 @@ impl Order {
 
     pub(in crate::cli) fn sort(self, rows: &mut [Row]) {
         let value = self.column.value;
-        rows.sort_by(|one, other| match self.is_descending {
-            true => value(other).cmp(&value(one)),
-            false => value(one).cmp(&value(other)),
-        });
+        match self.is_descending {
+            true => rows.sort_by_cached_key(|row| Reverse(value(row))),
+            false => rows.sort_by_cached_key(value),
+        }
         if self.is_flipped {
             rows.reverse();
         }

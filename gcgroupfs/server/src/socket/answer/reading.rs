@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use gcgroup_abi::message::{Answer, MAX_PART};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::super::initial_group::Credentials;
 use super::is_open;
 use crate::history::Lines;
 use gcgroupfs_model::error::{Error, Result};
-use gcgroupfs_model::file::{self, Node};
-use gcgroupfs_model::tree::{Directory, GroupId, Item, ProcessId, Tree};
+use gcgroupfs_model::file::{self, ControlFile};
+use gcgroupfs_model::tree::{Directory, GroupId, ProcessId, Tree};
 
 /// Time after which a part of a list ends, although there is room for more.
 const PART_TIME: Duration = Duration::from_millis(1);
@@ -47,7 +47,14 @@ struct GroupLine<'a> {
 }
 
 /// Contents of each requested file, by name, without files that do not exist.
-type Files = serde_json::Map<String, serde_json::Value>;
+#[derive(Debug)]
+struct Files(Vec<(&'static str, String)>);
+
+impl Serialize for Files {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, text)| (name, text)))
+    }
+}
 
 /// Text or list that a client is reading.
 #[derive(Debug, Default)]
@@ -58,8 +65,8 @@ pub struct Reading {
     begin: usize,
     /// Processes or groups still to be listed.
     rest: Rest,
-    /// Names of the files that a list shows, one per line.
-    names: String,
+    /// Files that a list shows.
+    files: Vec<&'static ControlFile>,
 }
 
 #[derive(Debug, Default)]
@@ -122,7 +129,7 @@ impl Reading {
         }
         Ok(Self {
             rest,
-            names: names.to_owned(),
+            files: files(names),
             ..Self::default()
         })
     }
@@ -133,7 +140,7 @@ impl Reading {
             Rest::Ended(..) => 0,
             _ => self.rest.len() * size_of::<(String, GroupId)>(),
         };
-        self.text.len() + self.names.len() + rest
+        self.text.len() + size_of_val(self.files.as_slice()) + rest
     }
 
     /// Returns the answer with the part from `offset` on, where the last part ended, and what is read from
@@ -165,16 +172,15 @@ impl Reading {
     /// Renders the next part of a list: at least one line, if there is one.
     fn render(&mut self, tree: &Tree, asker: &Credentials) {
         let begun = Instant::now();
-        let names = Names::of(&self.names);
         let mut paths = BTreeMap::new();
         while self.text.len() < MAX_PART && (self.text.is_empty() || begun.elapsed() < PART_TIME) {
             match &mut self.rest {
                 Rest::Processes(ids) => match ids.pop_front() {
-                    Some(id) => list_process(&mut self.text, tree, (asker, &mut paths), &names, id),
+                    Some(id) => list_process(&mut self.text, (tree, asker), &mut paths, &self.files, id),
                     None => return,
                 },
                 Rest::Groups(groups) => match groups.pop_front() {
-                    Some((path, id)) => list_group(&mut self.text, (tree, asker), &names, &path, id),
+                    Some((path, id)) => list_group(&mut self.text, (tree, asker), &self.files, &path, id),
                     None => return,
                 },
                 Rest::Ended(lines, _) if lines.len() == 0 => return,
@@ -196,9 +202,9 @@ type Paths = BTreeMap<Option<GroupId>, Option<String>>;
 
 fn list_process(
     out: &mut Vec<u8>,
-    tree: &Tree,
-    (asker, paths): (&Credentials, &mut Paths),
-    names: &Names<'_>,
+    (tree, asker): (&Tree, &Credentials),
+    paths: &mut Paths,
+    files: &[&'static ControlFile],
     id: ProcessId,
 ) {
     let Some(identity) = tree.identity(id) else { return };
@@ -215,12 +221,12 @@ fn list_process(
             uid: identity.uid,
             comm: &identity.comm,
             group,
-            files: names.show(tree, asker, directory),
+            files: show((tree, asker), files, directory),
         };
         push_line(out, &line);
     };
     push(whole, None);
-    for (device, directory) in tree.subdirectories(whole).unwrap_or_default() {
+    for (device, directory) in tree.on_devices(whole) {
         push(directory, Some(&device));
     }
 }
@@ -242,7 +248,7 @@ fn list_ended(out: &mut Vec<u8>, (tree, asker): (&Tree, &Credentials), lines: &m
 fn list_group(
     out: &mut Vec<u8>,
     (tree, asker): (&Tree, &Credentials),
-    names: &Names<'_>,
+    files: &[&'static ControlFile],
     path: &str,
     id: GroupId,
 ) {
@@ -256,44 +262,41 @@ fn list_group(
             group: path,
             device,
             uid: owner.uid,
-            files: names.show(tree, asker, directory),
+            files: show((tree, asker), files, directory),
         };
         push_line(out, &line);
     };
     push(whole, None);
-    let below = tree.subdirectories(whole).unwrap_or_default();
-    for (device, directory) in below.iter().filter(|(_, below)| below.device.is_some()) {
-        push(*directory, Some(device));
+    for (device, directory) in tree.on_devices(whole) {
+        push(directory, Some(&device));
     }
 }
 
-/// Names of files that a list request asks for.
-struct Names<'a>(BTreeSet<&'a str>);
+/// Returns the control files of these names, one per line, each once.
+fn files(names: &str) -> Vec<&'static ControlFile> {
+    let names: BTreeSet<&str> = names.lines().take(MAX_FILES).collect();
+    names.into_iter().filter_map(file::named).collect()
+}
 
-impl<'a> Names<'a> {
-    fn of(names: &'a str) -> Self {
-        Self(names.lines().take(MAX_FILES).collect())
+/// Returns the contents of those files that the directory has and the client may read.
+fn show((tree, asker): (&Tree, &Credentials), files: &[&'static ControlFile], directory: Directory) -> Files {
+    let may_search = |directory: Directory| asker.lets(tree, directory, 0o1).unwrap_or(false);
+    if ![directory.whole(), directory].into_iter().all(may_search) {
+        return Files(Vec::new());
     }
-
-    /// Returns the contents of those files that the directory has and the client may read.
-    fn show(&self, tree: &Tree, asker: &Credentials, directory: Directory) -> Files {
-        let may = |item: Item, wanted| asker.lets(tree, item, wanted).unwrap_or(false);
-        let is_visible = [directory.whole(), directory]
-            .into_iter()
-            .all(|directory| may(directory.into(), 0o1));
-        let shown = |name: &&str| match file::lookup(tree, directory, name) {
-            Ok(Node::File(directory, file)) if is_visible && may(file.item(directory), 0o4) => {
-                Some(((*name).to_owned(), file.show(tree, directory).ok()?.into()))
-            }
-            _ => None,
-        };
-        self.0.iter().filter_map(shown).collect()
-    }
+    let shown = |file: &'static ControlFile| {
+        let may_read = asker.lets(tree, file.item(directory), 0o4).unwrap_or(false);
+        let text = may_read.then(|| file.show(tree, directory).ok()).flatten()?;
+        Some((file.name, text))
+    };
+    let here = file::those_in(tree, directory, files.iter().copied());
+    Files(here.into_iter().flatten().filter_map(shown).collect())
 }
 
 fn push_line(out: &mut Vec<u8>, line: &impl Serialize) {
-    if let Ok(line) = serde_json::to_vec(line) {
-        out.extend(line);
-        out.push(b'\n');
+    let begin = out.len();
+    match serde_json::to_writer(&mut *out, line) {
+        Ok(()) => out.push(b'\n'),
+        Err(_) => out.truncate(begin),
     }
 }

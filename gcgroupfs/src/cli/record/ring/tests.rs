@@ -12,7 +12,7 @@ fn frame(time: u32) -> Frame {
     for key in 0..20 {
         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let stat = &mut snapshot.processes[0].usage.compute.stat;
-        stat.insert(format!("key{key}"), number);
+        stat.insert(&format!("key{key}"), number);
     }
     Frame::new(&snapshot).unwrap()
 }
@@ -110,7 +110,7 @@ fn sample_that_does_not_fit_is_refused() {
     for key in 0..5000 {
         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let stat = &mut snapshot.processes[0].usage.compute.stat;
-        stat.insert(format!("key{key}"), number);
+        stat.insert(&format!("key{key}"), number);
     }
     let error = ring.append(Frame::new(&snapshot).unwrap()).unwrap_err();
     assert!(error.to_string().contains("--size"), "{error}");
