@@ -47,6 +47,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use self::paths::Named;
 use crate::checkpoint_helper;
 use crate::manual::{self, Interface};
+use crate::message::{self, complain};
 use crate::sever;
 use gcgroup_client::Client;
 use gcgroupfs_server::receive;
@@ -257,7 +258,7 @@ impl IntoExitCode for anyhow::Result<ExitCode> {
     /// Prints the error on standard error.
     fn exit_code(self) -> ExitCode {
         self.unwrap_or_else(|error| {
-            eprintln!("gcgroupfs: {error:#}");
+            complain!("gcgroupfs: {error:#}");
             ExitCode::FAILURE
         })
     }
@@ -276,7 +277,8 @@ pub fn main() -> ExitCode {
     // Where this program executes itself through /proc/self/exe, the kernel names it `exe`.
     let _ = prctl::set_name(c"gcgroupfs");
     on_ample_stack(|| completion::answer(Cli::command));
-    let Cli { socket, command } = on_ample_stack(Cli::parse);
+    let parsed = on_ample_stack(Cli::try_parse);
+    let Cli { socket, command } = parsed.unwrap_or_else(|error| message::exit(&error));
     command.run(Socket(socket))
 }
 

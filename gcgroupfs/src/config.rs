@@ -182,6 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn owner_of_a_configured_group_is_a_name_or_a_number() {
+        let access = |text: &str| {
+            let config = parsed(&format!("[[group]]\nname = \"a\"\n{text}\n"));
+            config.map(|config| {
+                config
+                    .groups
+                    .iter()
+                    .map(|group| group.access())
+                    .collect::<Vec<_>>()
+            })
+        };
+        let named = access("uid = \"root\"\ngid = \"root\"");
+        assert_eq!(named.unwrap(), [(Some(0), Some(0), None)]);
+        assert_eq!(access("uid = 0\ngid = 0").unwrap(), [(Some(0), Some(0), None)]);
+        assert!(access("uid = \"no-such-user\"").is_err());
+    }
+
+    #[test]
     fn errors_name_line_and_column() {
         for (text, place, about) in [
             ("[compute]\nwindow_usec = 5\n", ":2:15: ", "100 to 100000, got 5"),

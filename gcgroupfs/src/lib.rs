@@ -16,6 +16,7 @@ mod config;
 pub mod fuzz;
 mod log;
 mod manual;
+mod message;
 mod sever;
 
 pub use cli::main;

@@ -34,6 +34,39 @@ fn check_config_without_arguments_needs_no_file() {
     assert!(said.contains("gcgroupfs.toml:2:14: "), "{said}");
 }
 
+/// Runs each command that repeats an argument in a message.
+#[test]
+fn arguments_cannot_control_the_terminal() {
+    let mount = Mount::new();
+    let odd = "a\u{1b}[2J\u{9b}\u{7}";
+    for words in [
+        &["get", odd, "memory.current"][..],
+        &["set", odd, "memory.limit", "1"],
+        &["set", "memory.limit", odd],
+        &["explain", odd],
+        &["kill", odd],
+        &["freeze", odd],
+        &["suspend", odd],
+        &["wait", odd, "populated"],
+        &["ls", "--gpu", odd],
+        &["ls", "--sort", odd],
+        &["events", odd],
+        &["check-config", odd],
+        &["report", "--since", odd],
+        &["run", "--", odd],
+        &["hold", odd],
+        &[odd],
+    ] {
+        let output = mount.gcgroupfs(words).output().expect("gcgroupfs runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_control = |c: char| c.is_control() && c != '\n';
+        assert!(
+            !said.is_empty() && !said.contains(is_control),
+            "{words:?}: {said:?}"
+        );
+    }
+}
+
 #[test]
 fn cdi_makes_its_directory_and_names_the_socket() {
     let mount = Mount::new();

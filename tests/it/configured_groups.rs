@@ -99,7 +99,7 @@ fn what_is_written_stays_until_the_configuration_says_something_else() {
     fs::set_permissions(&alice, fs::Permissions::from_mode(0o700)).expect("root may change it");
     let said = explained(&ruled.mount, "team");
     assert!(said.contains("written by uid 0, pid "), "{said}");
-    assert!(said.contains("; the configuration says 8388608\n"), "{said}");
+    assert!(said.contains("; the configuration says 8 MiB\n"), "{said}");
     for end in [Mount::stop, Mount::kill9] {
         end(&mut ruled.mount);
         ruled.mount.restart();

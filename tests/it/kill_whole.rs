@@ -142,6 +142,40 @@ fn no_grace_kills_at_once_and_the_record_says_by_whom() {
 }
 
 #[test]
+fn record_of_a_terminated_process_says_by_whom() {
+    let mount = Mount::new();
+    let mut doomed = DriverShell::start(&mount);
+    let pid = doomed.pid().to_string();
+    let (done, text) = end(&mount, &["--grace", "1h", &pid]);
+    assert!(done, "{text}");
+    doomed.expect_ended(Signal::SIGTERM);
+    let mut said = String::new();
+    wait_until("it is recorded", || {
+        let output = mount.gcgroupfs(&["explain", &pid]).output();
+        said = String::from_utf8_lossy(&output.expect("gcgroupfs runs").stdout).into_owned();
+        said.contains("signal 15")
+    });
+    assert!(
+        said.contains("by gcgroup.kill with SIGTERM, written by"),
+        "{said}"
+    );
+}
+
+#[test]
+fn names_of_nothing_do_not_save_the_others() {
+    let mount = Mount::new();
+    let mut doomed = DriverShell::start(&mount);
+    let pid = doomed.pid().to_string();
+    let (done, text) = end(&mount, &["no/such", &pid]);
+    assert!(
+        !done && text.contains("no/such: no such process or group"),
+        "{text}"
+    );
+    assert!(text.contains("1 process has ended, 0 by SIGKILL"), "{text}");
+    doomed.expect_ended(Signal::SIGTERM);
+}
+
+#[test]
 fn what_cannot_be_ended_is_refused_with_a_reason() {
     let mount = Mount::new();
     let me = std::process::id().to_string();

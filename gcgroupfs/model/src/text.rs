@@ -70,6 +70,28 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Returns a message with all but its line ends printable: control characters, and those that change the
+/// direction of the text, become `\ooo` (octal) for each byte.
+pub fn printable(text: &str) -> String {
+    let is_control = |c: char| {
+        let is_direction =
+            matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        (c.is_control() && c != '\n') || is_direction
+    };
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                // Writing to a String cannot fail.
+                let _ = write!(out, "\\{byte:03o}");
+            }
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// Returns text that another program chose (a process's comm, a path, a group's name) as one word that is
 /// safe in terminals, logs and scripts. Each byte other than printable ASCII becomes `\ooo` (octal, as in
 /// /proc/self/mountinfo), and so do the blank, `=` and the backslash. Letters of other alphabets are escaped

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::message::complain;
 use anyhow::{Context, bail};
 use clap::Args;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
@@ -83,7 +84,7 @@ pub(super) fn specification(socket: &Path) -> anyhow::Result<String> {
         // The directory, since a restarted daemon makes a new socket.
         mounts.push(mount(here, default.parent().unwrap_or(default))?);
     } else {
-        eprintln!(
+        complain!(
             "gcgroupfs: warning: {} has other files too, so only the socket is mounted, and containers lose it when it \
              is made again: give the daemon a directory of its own",
             here.display()

@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::paths::Named;
+use crate::message::complain;
 
 /// Pause between two looks, milliseconds.
 const PAUSE: u8 = 200;
@@ -21,7 +22,7 @@ const PAUSE: u8 = 200;
 #[command(after_help = "\
 One line for each event, with its time: joined, left (with what the process used), refused, frozen, thawed, \
 suspended, resumed, away (by gcgroup.idle), returned, swapped (allocations moved), set (a control file, by \
-whom), made, removed, access, lease, killed (for whom), job-ended. The daemon keeps the last 4096 events; a user with many loses the oldest. Groups \
+whom), made, removed, access, lease, killed, terminated (for whom), job-ended. The daemon keeps the last 4096 events; a user with many loses the oldest. Groups \
 that the reader could not find on the mount, and what is written there, are not shown.
 
 Exit status: 0 printed; 1 no daemon answers, or there is no such process or group, and no event of one; 2 usage error.")]
@@ -76,7 +77,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             }
             Err(error) if !arguments.follow || !is_begun => return Err(error),
             Err(error) if !is_lost => {
-                eprintln!("gcgroupfs: {error:#}; waiting");
+                complain!("gcgroupfs: {error:#}; waiting");
                 is_lost = true;
             }
             Err(_) => {}

@@ -14,6 +14,7 @@ use super::expression::Verdict;
 use super::paths::Named;
 use super::progress::Progress;
 use super::wait::{Failure, deadline, seconds, until};
+use crate::message::complain;
 use gcgroupfs_model::tree::SUSPEND;
 
 #[derive(Debug, Args)]
@@ -119,7 +120,7 @@ fn run(
     let (socket, mut paths) = resolve(socket, &of.paths);
     let mut done = true;
     let mut complain = |path: &str, words: &str| {
-        eprintln!("gcgroupfs: {path}{words}");
+        complain!("gcgroupfs: {path}{words}");
         done = false;
     };
     match Client::connect(&socket) {

@@ -26,6 +26,7 @@ use signal_hook::iterator::Signals;
 
 use self::files::Gvm;
 use super::run::execute;
+use crate::message::complain;
 use gcgroup_client::Client;
 use gcgroupfs_fuse::mount::Mount;
 use gcgroupfs_fuse::view;
@@ -76,7 +77,7 @@ pub(super) struct Served {
 /// Executes the command where it finds the files. Returns only on failure.
 pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
     if let Err(error) = enter(socket) {
-        eprintln!("gcgroupfs: {error:#}");
+        complain!("gcgroupfs: {error:#}");
         return ExitCode::from(125);
     }
     let (program, rest) = arguments.command.split_first().unzip();
@@ -179,12 +180,12 @@ pub(super) fn mount(socket: &Path, point: &Path) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let (mut mounted, device) =
         Mount::new(point, &source(), false).with_context(|| super::paths::cannot_mount(point))?;
-    eprintln!("gcgroupfs: ready: {}", mounted.point().display());
+    complain!("gcgroupfs: ready: {}", mounted.point().display());
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         if signals.forever().next().is_some()
             && let Err(error) = mounted.unmount()
         {
-            eprintln!("gcgroupfs: cannot unmount {}: {error}", mounted.point().display());
+            complain!("gcgroupfs: cannot unmount {}: {error}", mounted.point().display());
         }
     })?;
     Ok(view::serve(Gvm::new(socket), device)?)

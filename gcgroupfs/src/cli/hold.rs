@@ -15,6 +15,7 @@ use super::Socket;
 use super::freeze::{path, resolve};
 use super::retry::ask_until_answered;
 use super::run::execute;
+use crate::message::complain;
 use gcgroup_client::Client;
 use gcgroupfs_model::tree::{HoldOption, Kind, SETTINGS, Setting};
 
@@ -101,7 +102,7 @@ pub(super) fn run(socket: &Socket, arguments: &Arguments) -> ExitCode {
         None => wait().map(|()| ExitCode::SUCCESS),
     });
     done.unwrap_or_else(|error| {
-        eprintln!("gcgroupfs: {error:#}");
+        complain!("gcgroupfs: {error:#}");
         ExitCode::from(125)
     })
 }

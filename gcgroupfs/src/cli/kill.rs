@@ -20,6 +20,7 @@ use self::job::Job;
 use super::Socket;
 use super::freeze::{Paths, resolve};
 use super::report::age;
+use crate::message::complain;
 
 /// Longest time between two looks for processes that the job has started since.
 const LOOK: Duration = Duration::from_millis(100);
@@ -54,10 +55,11 @@ enum Named {
     Group(String),
 }
 
-/// Ends the processes and groups. Errors of single processes are printed on standard error.
+/// Ends the processes and groups. Errors of single processes, and names of nothing, are printed on standard
+/// error.
 ///
 /// # Errors
-/// There is no such process or group; the daemon does not answer.
+/// The daemon does not answer.
 pub(super) fn run(socket: &Socket, arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (socket, paths) = resolve(socket, &arguments.of.paths);
     let mut reader = Reader::new(&socket);
@@ -71,8 +73,17 @@ pub(super) fn run(socket: &Socket, arguments: &Arguments) -> anyhow::Result<Exit
         Client::connect_with(&socket, PATIENCE)?.daemon().is_some(),
         "the daemon is in another pid namespace: use gcgroup.kill"
     );
-    let named = paths.iter().map(|path| name(&snapshot, path));
-    let named: Vec<Named> = named.collect::<anyhow::Result<_>>()?;
+    let mut named = Vec::new();
+    for path in &paths {
+        match name(&snapshot, path) {
+            Ok(one) => named.push(one),
+            // As kill(1), it ends the others.
+            Err(error) => complain!("gcgroupfs: {error}"),
+        }
+    }
+    if named.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
     let mut job = Job::default();
     let mut look = |job: &mut Job| -> anyhow::Result<()> {
         let before = read()?;
@@ -82,6 +93,7 @@ pub(super) fn run(socket: &Socket, arguments: &Arguments) -> anyhow::Result<Exit
     if arguments.grace > 0 {
         let end = Instant::now().checked_add(Duration::from_secs(arguments.grace));
         loop {
+            send_by_daemon(&socket, &mut job, Signal::SIGTERM);
             job.send(&[Signal::SIGTERM, Signal::SIGCONT]);
             if wait(&job, end) {
                 break;
@@ -92,16 +104,26 @@ pub(super) fn run(socket: &Socket, arguments: &Arguments) -> anyhow::Result<Exit
     }
     let end = Instant::now().checked_add(LAST);
     let _ = look(&mut job);
+    if job.is_any_alive() {
+        job.doom();
+        send_by_daemon(&socket, &mut job, Signal::SIGKILL);
+        wait(&job, end);
+    }
+    // Those that the daemon has not killed.
     while job.is_any_alive() {
         job.doom();
-        kill_by_daemon(&socket, &job);
         job.send(&[Signal::SIGKILL]);
         if wait(&job, end) {
             break;
         }
         let _ = look(&mut job);
     }
-    Ok(job.report())
+    let status = job.report();
+    Ok(if named.len() < paths.len() {
+        ExitCode::FAILURE
+    } else {
+        status
+    })
 }
 
 /// Returns the process or group of a path. A job of this user may be named without the groups above.
@@ -180,15 +202,21 @@ fn wait(job: &Job, end: Option<Instant>) -> bool {
     }
 }
 
-/// Has the daemon kill the governed processes, so that their records name the caller. Errors show when the
-/// signals are sent.
-fn kill_by_daemon(socket: &Path, job: &Job) {
+/// Has the daemon send a signal to the governed processes, so that their records name the caller. Those for
+/// which it refuses, or does not answer, are left to the caller.
+fn send_by_daemon(socket: &Path, job: &mut Job, signal: Signal) {
     let Ok(mut client) = Client::connect_with(socket, PATIENCE) else {
         return;
     };
-    for pid in job.governed() {
-        let _ = client.set(&format!("{pid}/gcgroup.kill"), "1");
-    }
+    let value = match signal {
+        Signal::SIGKILL => "1",
+        signal => signal.as_str(),
+    };
+    job.send_by(signal, |pid| {
+        let written = client.set(&format!("{pid}/gcgroup.kill"), value);
+        // SIGKILL is sent to it again, should it not have ended by that.
+        signal != Signal::SIGKILL && matches!(written, Ok(Ok(())))
+    });
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use clap::Args;
 use gcgroupfs_model::text::{parse_bytes, word};
 
 use self::ring::Ring;
+use crate::message::complain;
 use gcgroup_client::node::{Device, Process, Reader};
 
 pub(super) use self::frame::Frame;
@@ -58,7 +59,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         return show(&arguments.file, since);
     }
     let mut ring = Ring::open(&arguments.file, arguments.size)?;
-    eprintln!("gcgroupfs: recording in {}", arguments.file.display());
+    complain!("gcgroupfs: recording in {}", arguments.file.display());
     let mut reader = Reader::new(socket);
     let mut has_complained = false;
     loop {
@@ -69,7 +70,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
             }
             // Without a daemon there is nothing to record; it may come back.
             Err(error) if !has_complained => {
-                eprintln!("gcgroupfs: {error:#}; waiting");
+                complain!("gcgroupfs: {error:#}; waiting");
                 has_complained = true;
             }
             Err(_) => {}

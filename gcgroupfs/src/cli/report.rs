@@ -20,7 +20,8 @@ bounded: the oldest programs of a user are added up when there are too many. Com
 users are shown to root only.
 
 GPU time is the sum of usage_usec of compute.stat, and byte-seconds are those of the file exited. Energy is \
-estimated: GPU time times the power of the whole GPU, sampled each second. The record is kept over a restart of the \
+estimated: GPU time times the power of the whole GPU, sampled each second; - (null, or nothing in CSV) where the power \
+is not known. The record is kept over a restart of the \
 machine if the daemon's --state-dir is on a disk.")]
 pub(super) struct Arguments {
     /// Only programs that ended within this time, as 90, 15m, 12h or 7d
@@ -110,7 +111,8 @@ struct Figure {
     name: &'static str,
     title: &'static str,
     show: fn(u128) -> String,
-    value: fn(&Exited) -> u128,
+    /// `None`: it is not known.
+    value: fn(&Exited) -> Option<u128>,
 }
 
 const FIGURES: &[Figure] = &[
@@ -118,48 +120,50 @@ const FIGURES: &[Figure] = &[
         name: "processes",
         title: "PROCESSES",
         show: |number| number.to_string(),
-        value: |of| u128::from(of.others) + 1,
+        value: |of| Some(u128::from(of.others) + 1),
     },
     Figure {
         name: "usage_nsec",
         title: "GPU-SECONDS",
         show: |nsec| format!("{}.{:03}", nsec / 1_000_000_000, nsec / 1_000_000 % 1000),
-        value: |of| of.sums.usage_nsec.into(),
+        value: |of| Some(of.sums.usage_nsec.into()),
     },
     Figure {
         name: "byte_seconds",
         title: "GIB-HOURS",
         show: |bytes| hundredths(bytes, 3600 << 30),
-        value: |of| of.byte_seconds,
+        value: |of| Some(of.byte_seconds),
     },
     Figure {
         name: "peak",
         title: "PEAK",
         show: |bytes| size(u64::try_from(bytes).unwrap_or(u64::MAX)),
-        value: |of| of.peak.into(),
+        value: |of| Some(of.peak.into()),
     },
     Figure {
         name: "energy_nanojoules_estimated",
         title: "WH(EST.)",
         show: |nanojoules| hundredths(nanojoules, 3600 * 1_000_000_000),
-        value: |of| of.energy_nanojoules.into(),
+        // GPU time takes energy, unless NVML does not tell the GPU's power.
+        value: |of| match (of.energy_nanojoules, of.sums.usage_nsec) {
+            (0, 1..) => None,
+            (nanojoules, _) => Some(nanojoules.into()),
+        },
     },
     Figure {
         name: "waited_usec",
         title: "WAITED",
         show: |usec| format!("{}.{:03}", usec / 1_000_000, usec / 1000 % 1000),
         value: |of| {
-            [of.sums.throttled_usec, of.sums.frozen_usec, of.memory_wait_usec]
-                .map(u128::from)
-                .iter()
-                .sum()
+            let waits = [of.sums.throttled_usec, of.sums.frozen_usec, of.memory_wait_usec];
+            Some(waits.map(u128::from).iter().sum())
         },
     },
     Figure {
         name: "refused",
         title: "REFUSED",
         show: |number| number.to_string(),
-        value: |of| of.sums.nr_alloc_fail.into(),
+        value: |of| Some(of.sums.nr_alloc_fail.into()),
     },
 ];
 
@@ -180,7 +184,7 @@ struct Report<'a> {
 struct Row<'a> {
     name: String,
     #[serde(flatten)]
-    figures: BTreeMap<&'static str, u128>,
+    figures: BTreeMap<&'static str, Option<u128>>,
     /// GPU time by UUID of the GPU.
     gpu_nsec: BTreeMap<String, u64>,
     /// Record of a single process.
@@ -191,7 +195,7 @@ struct Row<'a> {
 impl Row<'_> {
     /// Returns the row of what is added up; all 0 if that is nothing.
     fn of(sum: Option<&Exited>) -> Self {
-        let value = |figure: &Figure| sum.map_or(0, figure.value);
+        let value = |figure: &Figure| sum.map_or(Some(0), figure.value);
         Self {
             name: "total".to_owned(),
             figures: FIGURES
@@ -210,9 +214,11 @@ impl Row<'_> {
 /// The daemon does not answer.
 pub(super) fn report(client: &mut Client, arguments: &Arguments) -> anyhow::Result<String> {
     let since = arguments.since.map_or(0, |age| now().saturating_sub(age));
-    let mut total = None;
-    let mut rows = BTreeMap::new();
-    let records = ended(client, None)?;
+    text(&ended(client, None)?, since, arguments)
+}
+
+fn text(records: &[Exited], since: u64, arguments: &Arguments) -> anyhow::Result<String> {
+    let (mut total, mut rows) = (None, BTreeMap::new());
     let records = records.iter().filter(|record| record.end >= since);
     for (number, record) in records.enumerate() {
         add(&mut total, record);
@@ -257,10 +263,14 @@ pub(super) fn report(client: &mut Client, arguments: &Arguments) -> anyhow::Resu
         },
     )];
     lines.extend(rows.iter().map(|(key, row)| {
-        let cells = FIGURES.iter().map(|figure| match arguments.csv {
-            true => (figure.value)(row).to_string(),
-            false => (figure.show)((figure.value)(row)),
-        });
+        let cells = FIGURES
+            .iter()
+            .map(|figure| match ((figure.value)(row), arguments.csv) {
+                (Some(number), true) => number.to_string(),
+                (Some(number), false) => (figure.show)(number),
+                (None, true) => String::new(),
+                (None, false) => "-".to_owned(),
+            });
         (cells.collect(), arguments.by.label(key, row))
     }));
     Ok(if arguments.csv { csv(&lines) } else { table(&lines) })
@@ -316,6 +326,42 @@ mod tests {
         }
         for text in ["", "d", "-1d", "1y", "1.5h", "18446744073709551615w"] {
             assert!(age(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn energy_without_known_power_is_unknown() {
+        let show = |energy_nanojoules: u64, usage_nsec: u64| {
+            let mut of = Exited {
+                energy_nanojoules,
+                ..Exited::default()
+            };
+            of.sums.usage_nsec = usage_nsec;
+            [(false, false), (true, false), (false, true)].map(|(json, csv)| {
+                let arguments = Arguments {
+                    since: None,
+                    by: By::User,
+                    json,
+                    csv,
+                };
+                text(&[of.clone()], 0, &arguments).unwrap()
+            })
+        };
+        let [table, json, csv] = show(0, 5_000_000_000);
+        let row = table.lines().nth(1).unwrap().split_whitespace().nth(4);
+        assert_eq!(row, Some("-"), "{table}");
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert!(json["total"]["energy_nanojoules_estimated"].is_null(), "{json}");
+        assert!(
+            csv.lines().nth(1).unwrap().starts_with("1,5000000000,0,0,,0,0,"),
+            "{csv}"
+        );
+        for (energy, usage) in [(0, 0), (7, 5)] {
+            let [table, json, _] = show(energy, usage);
+            let row = table.lines().nth(1).unwrap().split_whitespace().nth(4);
+            assert_eq!(row, Some("0.00"), "{table}");
+            let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+            assert_eq!(json["total"]["energy_nanojoules_estimated"], energy);
         }
     }
 

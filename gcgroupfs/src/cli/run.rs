@@ -28,6 +28,7 @@ use self::lease::LeaseOptions;
 use super::paths::Named;
 use super::retry::{PATIENCE, ask_until_answered};
 use super::run_options::{RunOptions, Write};
+use crate::message::complain;
 use gcgroup_client::Client;
 use gcgroupfs_model::file::check_group_path;
 
@@ -123,15 +124,15 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
         && is_option(name, arguments.command.len())
     {
         let name = name.display();
-        eprintln!("gcgroupfs: unknown option {name}; before a program of that name, --");
+        complain!("gcgroupfs: unknown option {name}; before a program of that name, --");
         return ExitCode::from(2);
     }
     match program::obstacle(&arguments.command) {
         Some(why) if arguments.is_required() => {
-            eprintln!("gcgroupfs: {why}: {NOT_STARTED}");
+            complain!("gcgroupfs: {why}: {NOT_STARTED}");
             return ExitCode::from(125);
         }
-        Some(why) => eprintln!("gcgroupfs: warning: {why}: not governed"),
+        Some(why) => complain!("gcgroupfs: warning: {why}: not governed"),
         None => {}
     }
     match prepare(socket, arguments).and_then(|command| Ok((command, place(socket, arguments)?))) {
@@ -150,7 +151,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
             execute(command)
         }
         Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
+            complain!("gcgroupfs: {error:#}");
             ExitCode::from(125)
         }
     }
@@ -166,7 +167,7 @@ fn is_option(name: &OsStr, nr_words: usize) -> bool {
 
 pub(super) fn execute(mut command: Command) -> ExitCode {
     let error = command.exec();
-    eprintln!("gcgroupfs: {}: {error}", command.get_program().to_string_lossy());
+    complain!("gcgroupfs: {}: {error}", command.get_program().to_string_lossy());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
         127
     } else {
@@ -190,17 +191,17 @@ fn place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Option<Job>> {
     Ok(match placed {
         Ok(Ok(job)) => job,
         Ok(Err(refusal)) if arguments.group.is_some() => {
-            eprintln!("gcgroupfs: warning: {refusal}; the program starts without --group");
+            complain!("gcgroupfs: warning: {refusal}; the program starts without --group");
             None
         }
         Ok(Err(refusal)) => {
-            eprintln!(
+            complain!(
                 "gcgroupfs: warning: {refusal}; settings hold for each process, and only those that it can ask for"
             );
             None
         }
         Err(error) => {
-            eprintln!(
+            complain!(
                 "gcgroupfs: warning: {error:#}; until a daemon answers, only --memory-limit and --swap hold"
             );
             None
@@ -242,7 +243,7 @@ fn find_place(socket: &Path, arguments: &Arguments) -> anyhow::Result<Result<Opt
     Ok(match written {
         Ok(()) => Ok(job),
         Err(error) if arguments.best_effort => {
-            eprintln!("gcgroupfs: warning: {error:#}");
+            complain!("gcgroupfs: warning: {error:#}");
             Ok(job)
         }
         Err(error) => Err(format!("{error:#}")),

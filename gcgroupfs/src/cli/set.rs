@@ -11,6 +11,7 @@ use super::expression::Verdict;
 use super::progress::Progress;
 use super::wait::{Failure, deadline, seconds, until};
 use super::{IntoExitCode as _, Socket};
+use crate::message::complain;
 use gcgroup_client::Client;
 use gcgroupfs_model::text::{parse_bytes, parse_flag};
 
@@ -110,7 +111,7 @@ pub(super) fn run(socket: Socket, arguments: &Set) -> ExitCode {
     let client = match Client::connect(&socket) {
         Ok(client) => client,
         Err(error) => {
-            eprintln!("gcgroupfs: {error:#}");
+            complain!("gcgroupfs: {error:#}");
             return ExitCode::from(NO_DAEMON);
         }
     };

@@ -15,6 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::expression::{Expression, Verdict};
 use super::paths::Named;
+use crate::message::complain;
 use gcgroup_client::Client;
 use gcgroupfs_fuse::mount;
 use gcgroupfs_model::file::PAGE;
@@ -77,7 +78,7 @@ pub(super) fn run(socket: &Path, arguments: &Arguments) -> ExitCode {
                 Failure::Gone(words) | Failure::NoDaemon(words) => (3, Some(words)),
             };
             if let Some(words) = words {
-                eprintln!("gcgroupfs: {}: {words}", arguments.path.display());
+                complain!("gcgroupfs: {}: {words}", arguments.path.display());
             }
             ExitCode::from(status)
         }
@@ -157,7 +158,7 @@ fn watch(path: &Path, deadline: Instant) -> Sender<()> {
     std::thread::spawn(move || {
         let left = deadline.saturating_duration_since(Instant::now());
         if end.recv_timeout(left.saturating_add(HUNG)) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("gcgroupfs: {}: the daemon does not answer", path.display());
+            complain!("gcgroupfs: {}: the daemon does not answer", path.display());
             std::process::exit(1);
         }
     });

@@ -144,12 +144,12 @@ pub fn parent(pid: u32) -> Option<u32> {
     procfs::status(pid, "PPid")?.first().copied()
 }
 
-/// Sends SIGKILL to the process with a pid and its pidfd if kill(2) would let the user with this uid do so;
+/// Sends a signal to the process with a pid and its pidfd if kill(2) would let the user with this uid do so;
 /// `None` for root.
 ///
 /// # Errors
 /// `EPERM` if it belongs to another user now; `ESRCH` if it has ended.
-pub fn kill_for(user: Option<u32>, pid: u32, pidfd: &OwnedFd) -> nix::Result<()> {
+pub fn kill_for(user: Option<u32>, pid: u32, pidfd: &OwnedFd, signal: Signal) -> nix::Result<()> {
     if let Some(uid) = user {
         let uids = uids(pid);
         // Alive after /proc was read, so these are not the uids of a later process with its pid.
@@ -160,7 +160,7 @@ pub fn kill_for(user: Option<u32>, pid: u32, pidfd: &OwnedFd) -> nix::Result<()>
             return Err(Errno::EPERM);
         }
     }
-    crate::send_signal(pidfd, Signal::SIGKILL)
+    crate::send_signal(pidfd, signal)
 }
 
 /// Returns whether the process of a pidfd has ended.

@@ -217,8 +217,8 @@ impl Snapshot {
     }
 }
 
-/// Computes the limits in force from the own ones and those in force above. Devices that are not used are left
-/// out; their limits are returned too.
+/// Computes the limits in force from the own ones and those in force above. Devices that are not used are
+/// left out; their limits are returned too.
 fn bound(whole: &mut Usage, devices: &mut Vec<OnDevice>, above: Option<&Limits>) -> Limits {
     let all = above
         .and_then(|above| above.0)

@@ -119,7 +119,8 @@ pub(super) const FILES: &[ControlFile] = &[
               before the write and registers in the group within 60 seconds after it is killed then. Children that do not \
               use CUDA are not governed and not killed. Of the processes in a group, a user other than root kills those to which \
               kill(2) lets it send signals: not those of other users, nor its own that have become root's by a set-user-ID \
-              program. A lease and memory.oom.group kill for the group's owner. populated in gcgroup.events tells when all have ended.",
+              program. A lease and memory.oom.group kill for the group's owner. Write SIGTERM to send that signal, to processes that \
+              are registered now. populated in gcgroup.events tells when all have ended.",
     },
     ControlFile {
         on: On::GROUPS,

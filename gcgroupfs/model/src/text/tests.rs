@@ -235,6 +235,15 @@ fn policies_are_parsed_by_name() {
 }
 
 #[test]
+fn printable_escapes_what_controls_a_terminal() {
+    assert_eq!(printable("a b\n\u{e9}\\"), "a b\n\u{e9}\\");
+    assert_eq!(
+        printable("\u{1b}[2J\u{9b}\t\u{202e}"),
+        "\\033[2J\\302\\233\\011\\342\\200\\256"
+    );
+}
+
+#[test]
 fn word_escapes_all_but_printable_ascii() {
     let word = |text| word(text).to_string();
     assert_eq!(word("python3"), "python3");

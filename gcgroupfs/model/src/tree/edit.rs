@@ -332,14 +332,14 @@ impl<'a> Edit<'a> {
     /// # Errors
     /// `EINVAL` unless `text` is `1`.
     pub fn kill(&mut self, text: &str) -> Result<()> {
-        if text != "1" {
-            return Err(Error::bad("1", text));
-        }
-        self.target()?;
-        let killer = Killer {
-            uid: self.caller.uid,
-            cause: KillCause::Write(self.caller.pid),
+        let Caller { uid, pid, .. } = self.caller;
+        let cause = match text {
+            "1" => KillCause::Write(pid),
+            "SIGTERM" => KillCause::Terminate(pid),
+            _ => return Err(Error::bad("1 or SIGTERM", text)),
         };
+        self.target()?;
+        let killer = Killer { uid, cause };
         self.notices.push(Notice::KillAsked(self.directory, killer));
         Ok(())
     }

@@ -15,8 +15,10 @@ pub struct Killer {
 /// Why processes are killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillCause {
-    /// The process with this pid has written `gcgroup.kill`.
+    /// The process with this pid has written 1 to `gcgroup.kill`.
     Write(u32),
+    /// The process with this pid has written `SIGTERM` there: the processes may clean up, or go on.
+    Terminate(u32),
     /// The lease of the group or of one above has expired.
     Lease,
     /// A limit of the group or of one below has refused an allocation.
@@ -27,6 +29,13 @@ impl Display for Killer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.cause {
             KillCause::Write(pid) => write!(f, "gcgroup.kill, written by {pid} of user {}", self.uid),
+            KillCause::Terminate(pid) => {
+                write!(
+                    f,
+                    "gcgroup.kill with SIGTERM, written by {pid} of user {}",
+                    self.uid
+                )
+            }
             KillCause::Lease => f.write_str("gcgroup.lease of its group"),
             KillCause::OomGroup => f.write_str("memory.oom.group of its group"),
         }
@@ -117,6 +126,22 @@ mod tests {
         let doomed = world.tree.doomed(asked(&world)[0]);
         assert_eq!(doomed.processes, HashSet::from([other]));
         assert_eq!(doomed.groups, HashSet::new());
+    }
+
+    #[test]
+    fn sigterm_is_asked_for_by_its_name() {
+        let world = World::new(1);
+        world.join(100);
+        asked(&world);
+        world.store("100/gcgroup.kill", ROOT, "SIGTERM").unwrap();
+        let killers = world
+            .take_notices()
+            .into_iter()
+            .filter_map(|notice| match notice {
+                Notice::KillAsked(_, killer) => Some(killer.cause),
+                _ => None,
+            });
+        assert_eq!(killers.collect::<Vec<_>>(), [KillCause::Terminate(ROOT.pid)]);
     }
 
     #[test]

@@ -43,7 +43,12 @@ impl Listener for LoopWaker {
         match notice {
             Notice::KillAsked(directory, Killer { uid, cause }) => {
                 let last = (*cause, host::ticks_since_boot());
-                self.kills.0.lock().insert((*directory, *uid), last);
+                let mut requests = self.kills.0.lock();
+                let earlier = requests.entry((*directory, *uid)).or_insert(last);
+                // SIGTERM does not take the place of SIGKILL.
+                if !matches!(cause, KillCause::Terminate(_)) {
+                    *earlier = last;
+                }
             }
             Notice::EndsAsked => {}
             _ => return,

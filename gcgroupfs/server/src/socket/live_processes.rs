@@ -8,6 +8,7 @@ use std::sync::Arc;
 use gcgroup_abi::message::GroupName;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::signal::Signal;
 use tracing::debug;
 
 use super::Token;
@@ -194,9 +195,9 @@ impl LiveProcess {
         self.uid
     }
 
-    /// Kills the process as [`process::kill_for`].
-    pub(super) fn kill_for(&self, user: Option<u32>) -> nix::Result<()> {
-        process::kill_for(user, self.key.pid, &self.pidfd)
+    /// Sends the process a signal as [`process::kill_for`].
+    pub(super) fn kill_for(&self, user: Option<u32>, signal: Signal) -> nix::Result<()> {
+        process::kill_for(user, self.key.pid, &self.pidfd, signal)
     }
 
     /// Returns the program that the process executes.

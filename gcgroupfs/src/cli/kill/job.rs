@@ -16,6 +16,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpid, getsid};
 
 use super::{Chosen, is_within};
+use crate::message::complain;
 
 /// Longest chain of ancestors of the caller that is looked at.
 const MAX_ANCESTORS: usize = 64;
@@ -192,13 +193,14 @@ impl Job {
         self.alive().next().is_some()
     }
 
-    /// Returns the living governed processes.
-    pub(super) fn governed(&self) -> impl Iterator<Item = u32> {
-        let all = self
-            .all
-            .iter()
-            .filter(|(_, one)| one.is_governed && !process::is_dead(&one.pidfd));
-        all.map(|(pid, _)| *pid)
+    /// Has `kill` send a signal to the living governed processes that have not had it.
+    pub(super) fn send_by(&mut self, signal: Signal, mut kill: impl FnMut(u32) -> bool) {
+        let all = self.all.iter_mut();
+        for (pid, one) in all.filter(|(_, one)| one.is_governed && !one.sent.contains(&signal)) {
+            if !process::is_dead(&one.pidfd) && kill(*pid) {
+                one.sent.push(signal);
+            }
+        }
     }
 
     /// Notes that SIGKILL is due to all that live.
@@ -234,7 +236,7 @@ impl Job {
                 None => "has not ended yet",
             };
             nr_left += 1;
-            eprintln!("gcgroupfs: {pid} ({}): {why}", word(&one.comm));
+            complain!("gcgroupfs: {pid} ({}): {why}", word(&one.comm));
         }
         let ended = self.all.len() - nr_left;
         let killed = self.all.values().filter(|one| one.is_killed).count();
@@ -291,7 +293,14 @@ mod tests {
         job.look(&chosen(pid), || Ok(BTreeSet::new())).unwrap();
         assert!(!job.is_any_alive(), "its pid may be another process's");
         job.look(&chosen(pid), || Ok([pid].into())).unwrap();
-        assert_eq!(job.governed().collect::<Vec<_>>(), [pid]);
+        let mut told = Vec::new();
+        for _ in 0..2 {
+            job.send_by(Signal::SIGUSR1, |pid| {
+                told.push(pid);
+                true
+            });
+        }
+        assert_eq!(told, [pid], "once");
         assert_eq!(job.all.len(), 1, "the caller's session is not the job's");
         job.send(&[Signal::SIGTERM]);
         child.wait().unwrap();

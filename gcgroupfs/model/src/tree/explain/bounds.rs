@@ -131,7 +131,12 @@ fn source(case: &Case<'_>, setting: &Setting, place: Place<'_>, value: Value) ->
     };
     match configured {
         Some(said) if said == setting.show(value).trim_end() => "[[group]] of the configuration".to_owned(),
-        Some(said) => format!("{told}; the configuration says {said}"),
+        Some(said) => {
+            let said = setting
+                .parse(said, value, None)
+                .map_or_else(|_| said.clone(), |said| shown(setting, said));
+            format!("{told}; the configuration says {said}")
+        }
         None => told,
     }
 }

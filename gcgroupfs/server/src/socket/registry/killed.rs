@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use gcgroupfs_model::event::Event;
 use gcgroupfs_model::tree::{Caller, Doomed, GroupId, KillCause, Killer};
 use nix::errno::Errno;
+use nix::sys::signal::Signal;
 use tracing::{info, warn};
 
 use super::Registry;
@@ -36,6 +37,14 @@ impl Killed {
     }
 }
 
+/// Returns the signal that is sent.
+fn signal(killer: Killer) -> Signal {
+    match killer.cause {
+        KillCause::Terminate(_) => Signal::SIGTERM,
+        KillCause::Write(_) | KillCause::Lease | KillCause::OomGroup => Signal::SIGKILL,
+    }
+}
+
 /// Returns whether a kill at `killed` still concerns processes that register at `now`, both in ticks.
 fn is_recent(killed: u64, now: u64) -> bool {
     now.saturating_sub(killed) <= LATE_SECONDS * host::ticks_per_second()
@@ -43,12 +52,14 @@ fn is_recent(killed: u64, now: u64) -> bool {
 
 impl Registry {
     /// Kills processes for a user, as was requested at `time` (ticks since boot), and for [`LATE_SECONDS`]
-    /// those that started before and register in one of the groups.
+    /// those that started before and register in one of the groups. SIGTERM is sent to registered processes
+    /// only.
     pub(in super::super) fn kill(&mut self, doomed: &Doomed, killer: Killer, time: u64) {
         self.killed
             .0
             .retain(|(group, _), (_, killed)| is_recent(*killed, time) && self.tree.is_group(*group));
-        let groups = doomed.groups.iter();
+        let is_final = signal(killer) == Signal::SIGKILL;
+        let groups = doomed.groups.iter().filter(|_| is_final);
         let groups = groups.map(|group| ((*group, killer.uid), (killer.cause, time)));
         self.killed.0.extend(groups);
         for number in self.live.numbers() {
@@ -57,6 +68,7 @@ impl Registry {
             };
             let is_doomed = match &known.registration {
                 Some(registration) => doomed.processes.contains(&registration.id),
+                None if !is_final => false,
                 None => {
                     let saved = self.unregistered.get(known.key);
                     let group = saved.and_then(|saved| saved.group);
@@ -93,11 +105,16 @@ impl Registry {
         };
         let user = (!self.tree.is_root(caller)).then_some(killer.uid);
         let (pid, uid) = (known.key.pid, known.uid());
-        let killed = known.kill_for(user);
+        let signal = signal(killer);
+        let killed = known.kill_for(user, signal);
+        let what = match signal {
+            Signal::SIGKILL => "killed",
+            _ => "terminated",
+        };
         if killed.is_ok() {
             known.killer = Some(killer);
             self.activity_log.note(Event {
-                what: "killed".to_owned(),
+                what: what.to_owned(),
                 pid: Some(pid),
                 uid,
                 text: format!("by {killer}"),
@@ -112,13 +129,13 @@ impl Registry {
                 PID = pid,
                 UID = uid,
                 BY_UID = killer.uid,
-                "{pid} was killed: by {killer}"
+                "{pid} was {what}: by {killer}"
             ),
             Err(Errno::ESRCH) => {}
             Err(Errno::EPERM) => {
-                info!("{pid} was not killed by {killer}: it is another user's now");
+                info!("{pid} was not {what} by {killer}: it is another user's now");
             }
-            Err(errno) => warn!("{pid} cannot be killed: {errno}"),
+            Err(errno) => warn!("{pid} cannot be {what}: {errno}"),
         }
     }
 }
