@@ -147,6 +147,39 @@ fn destroyed_pool_is_uncharged_without_further_calls() {
     }
 }
 
+/// An allocation at a limit trims pools, which is no reason to take the work of streams for done.
+#[test]
+fn destroyed_pool_is_charged_at_a_limit_until_its_streams_have_freed() {
+    const BLOCK: u64 = 64 << 10;
+    for nr_streams in [1, 200] {
+        let mount = Mount::new();
+        let mut calls = Calls::start(&mount);
+        let (dir, truth, pid) = (Dir::of(&mount, calls.pid()), mount.truth(), calls.pid());
+        calls.ok("cuMemAlloc_v2 &word 4");
+        calls.ok("cuMemsetD32_v2 $word 0 1");
+        create(&mut calls, "pool", DEVICE, 0);
+        for number in 0..nr_streams {
+            calls.ok(&format!("cuStreamCreate &stream{number} 1"));
+            let alloc = format!("cuMemAllocFromPoolAsync &block{number} {BLOCK} $pool $stream{number}");
+            calls.ok(&alloc);
+        }
+        dir.write("memory.limit", CHUNK + 4);
+        calls.ok("cuStreamWaitValue32_v2 $stream0 $word 1 0");
+        for number in 0..nr_streams {
+            calls.ok(&format!("cuMemFreeAsync $block{number} $stream{number}"));
+        }
+        calls.ok("cuMemPoolDestroy $pool");
+        let alloc = format!("cuMemAlloc_v2 &other {CHUNK}");
+        assert_eq!(calls.call(&alloc), OUT_OF_MEMORY);
+        assert_eq!(truth.used(pid, 0), CHUNK + 4, "the device has the pool still");
+        assert_eq!(dir.number("memory.current"), CHUNK + 4);
+        calls.ok("cuMemsetD32_v2 $word 1 1");
+        calls.ok("cuStreamSynchronize $stream0");
+        calls.ok(&alloc);
+        assert_eq!(truth.used(pid, 0), CHUNK + 4);
+    }
+}
+
 /// Tests that each thread and each context has its own default stream, whichever name it is called by.
 #[test]
 fn wait_on_own_default_stream_does_not_cover_anothers() {

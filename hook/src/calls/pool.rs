@@ -186,7 +186,7 @@ fn alloc_from(
             return Ok(());
         };
         driver::cuMemFreeAsync(address, stream)?;
-        pool.account.lock().mistaken(bytes, on);
+        pool.account.lock().mistaken(bytes, hook.memory.ordered(on));
         // The helper trims the pool when the stream has reached that free.
         hook.session.line.wake();
         if is_last {
@@ -258,9 +258,9 @@ pub(crate) fn destroy(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
     };
     // Before the call, since the driver may reuse the handle at once. If it was a device's current pool, the
     // default becomes current.
-    pool.account.lock().set_destroyed(true);
+    pool.account.lock().destroying();
     let result = next();
-    pool.account.lock().set_destroyed(result.is_ok());
+    pool.account.lock().destroyed(result.is_ok());
     hook.memory.reserves.forget_current();
     hook.memory.reserves.end_if_over(hook.memory, &pool);
     result
@@ -280,10 +280,12 @@ pub(crate) fn change(handle: CUmemoryPool, next: Next<'_>) -> CUresult {
 
 /// `cuStreamSynchronize`: pools may shrink in it.
 pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
+    let Some(hook) = hook::get() else {
+        return next();
+    };
+    let last = hook.memory.last_ordered();
     next()?;
-    if let Some(hook) = hook::get() {
-        hook.memory.synchronized(Some(stream.0.addr()));
-    }
+    hook.memory.synchronized(Some(stream.0.addr()), last);
     Ok(())
 }
 
@@ -291,7 +293,7 @@ pub(crate) fn synchronize(stream: CUstream, next: Next<'_>) -> CUresult {
 pub(crate) fn synchronize_all(next: Next<'_>) -> CUresult {
     next()?;
     if let Some(hook) = hook::get() {
-        hook.memory.synchronized(None);
+        hook.memory.synchronized(None, 0);
     }
     Ok(())
 }

@@ -38,11 +38,11 @@ pub(crate) fn map(list: *const CUarrayMapInfo, count: u32, stream: CUstream, nex
         return Ok(());
     };
     hook.memory.physical.begin_sparse();
-    let on = Stream::of(hook.program, stream.0.addr());
+    let order = hook.memory.ordered(Stream::of(hook.program, stream.0.addr()));
     for info in argument_list(list, count) {
         let (array, region) = (Binder::Array(info.resource), region(&info));
         hook.memory.physical(|physical, gone| {
-            physical.unbind_after(on, array, &region);
+            physical.unbind_after(order, array, &region);
             let object = physical.of_handle(info.memory.0);
             if let Some(object) = object.filter(|_| info.operation == CU_MEM_OPERATION_TYPE_MAP) {
                 physical.bind(array, region, object, None, gone);

@@ -47,7 +47,7 @@ pub(super) fn remove(hook: &Hook, context: &Arc<Context>) {
         hook.memory.context_uncharged(gone.id());
     }
     if context.is_part() {
-        hook.memory.synchronized(None);
+        hook.memory.synchronized(None, 0);
     } else {
         hook.memory.context_gone(context.id());
         allocation::context_gone(hook.swap, context.id());

@@ -25,7 +25,7 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
             waits_for,
         )
     });
-    let last_free = hook.memory.last_free();
+    let last = hook.memory.last_ordered();
     next()?;
     if let Some((index, submitted, owner)) = before
         && hook
@@ -38,6 +38,6 @@ pub(crate) fn synchronize(next: Next<'_>) -> CUresult {
         progress::ended(hook.session.usage(), index, submitted);
         watch::look_if_wanted(hook.session, index);
     }
-    hook.memory.context_synchronized(last_free);
+    hook.memory.context_synchronized(last);
     Ok(())
 }

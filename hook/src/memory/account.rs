@@ -5,13 +5,13 @@
 #[cfg(test)]
 mod tests;
 
-use super::stream::Stream;
+use super::stream::{Order, Reached, Stream};
 
 /// Smallest growth of a pool, bytes: the size of a page of device memory.
 const LEAST_STEP: u64 = 2 << 20;
 /// Largest growth step to learn for a small allocation, bytes; a larger growth is not a step.
 const MOST_STEP: u64 = 256 << 20;
-/// Most freed blocks recorded individually; beyond that the earliest `TOGETHER` are merged by stream.
+/// Number of freed blocks from which on the earliest `TOGETHER` are merged by stream.
 const MOST_WAITING: usize = 96;
 const TOGETHER: usize = 32;
 
@@ -28,7 +28,7 @@ pub(crate) struct Account {
     live_bytes: u64,
     /// Freed blocks whose stream has not reached the free; only that stream can reuse them. The latest last.
     waiting: Vec<Waiting>,
-    /// Bytes waiting, including blocks dropped from the list.
+    /// Sum of the bytes waiting.
     waiting_bytes: u64,
     /// Size of an allocation that did not fit into the spare bytes although their sum sufficed, bytes; all
     /// ones: none. Until a stream has been passed or the pool has shrunk, allocations of that size and larger
@@ -36,7 +36,9 @@ pub(crate) struct Account {
     misfit: u64,
     /// Memory has been freed since the driver last could shrink the pool.
     has_freed: bool,
-    /// The pool's handle is destroyed; the pool lives until its last allocation is freed.
+    /// The pool is being destroyed, so its handle is not used any more.
+    is_leaving: bool,
+    /// It is destroyed, and lives until its last allocation is freed.
     is_destroyed: bool,
     /// The growth step, bytes.
     step: u64,
@@ -46,7 +48,8 @@ pub(crate) struct Account {
 
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
-    stream: Stream,
+    /// Of blocks that were merged, that of the last one.
+    order: Order,
     bytes: u64,
     /// True for a single block, which the driver may hand out again as it is.
     is_one: bool,
@@ -92,6 +95,7 @@ impl Account {
             waiting_bytes: 0,
             misfit: u64::MAX,
             has_freed: false,
+            is_leaving: false,
             is_destroyed: false,
             step: LEAST_STEP,
             is_unknown: true,
@@ -134,7 +138,7 @@ impl Account {
 
     /// Returns the position of a waiting block that the driver may hand out as it is.
     fn waiting_for(&self, bytes: u64, stream: Stream) -> Option<usize> {
-        let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.stream == stream;
+        let is_it = |block: &Waiting| block.is_one && block.bytes == bytes && block.order.stream == stream;
         self.waiting.iter().position(is_it)
     }
 
@@ -147,15 +151,22 @@ impl Account {
 
     /// Returns whether trimming may release anything.
     pub(crate) fn has_spare(&self) -> bool {
-        !self.is_destroyed && self.reserved() > self.live_bytes
+        !self.is_leaving && self.reserved() > self.live_bytes
     }
 
-    pub(crate) fn is_destroyed(&self) -> bool {
-        self.is_destroyed
+    /// Returns whether the pool's handle is, or may be, no longer valid.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.is_leaving
     }
 
-    /// Marks the pool destroyed, or clears the mark if destroying it failed.
-    pub(crate) fn set_destroyed(&mut self, is_destroyed: bool) {
+    /// Marks the pool before the driver destroys it.
+    pub(crate) fn destroying(&mut self) {
+        self.is_leaving = true;
+    }
+
+    /// Ends [`destroying`](Self::destroying); the driver may have failed to destroy the pool.
+    pub(crate) fn destroyed(&mut self, is_destroyed: bool) {
+        self.is_leaving = is_destroyed;
         self.is_destroyed = is_destroyed;
     }
 
@@ -200,28 +211,24 @@ impl Account {
         begun
     }
 
-    /// Ends an allocation, at once or when `stream` reaches the free; returns whether the pool is over with
+    /// Ends an allocation, at once or when a stream reaches the free; returns whether the pool is over with
     /// it.
-    pub(crate) fn end(&mut self, bytes: u64, stream: Option<Stream>) -> bool {
+    pub(crate) fn end(&mut self, bytes: u64, order: Option<Order>) -> bool {
         self.has_freed = true;
         self.live = self.live.saturating_sub(1);
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
-        if let Some(stream) = stream {
-            self.wait_for(stream, bytes);
+        if let Some(order) = order {
+            self.wait_for(order, bytes);
         }
         self.is_over()
     }
 
-    fn wait_for(&mut self, stream: Stream, bytes: u64) {
-        if self.waiting.len() == MOST_WAITING {
+    fn wait_for(&mut self, order: Order, bytes: u64) {
+        if self.waiting.len() >= MOST_WAITING {
             self.put_together(TOGETHER);
         }
-        if self.waiting.len() == MOST_WAITING {
-            // Its bytes still wait; only its stream is forgotten.
-            self.waiting.remove(0);
-        }
         self.waiting.push(Waiting {
-            stream,
+            order,
             bytes,
             is_one: true,
             is_stuck: false,
@@ -233,9 +240,12 @@ impl Account {
     fn put_together(&mut self, count: usize) {
         let mut sums: Vec<Waiting> = Vec::new();
         for block in self.waiting.drain(..count) {
-            let kind = |block: &Waiting| (block.stream, block.is_stuck);
+            let kind = |block: &Waiting| (block.order.stream, block.is_stuck);
             match sums.iter_mut().find(|sum| kind(sum) == kind(&block)) {
-                Some(sum) => sum.bytes += block.bytes,
+                Some(sum) => {
+                    sum.bytes += block.bytes;
+                    sum.order.number = sum.order.number.max(block.order.number);
+                }
                 None => sums.push(Waiting {
                     is_one: false,
                     ..block
@@ -250,23 +260,29 @@ impl Account {
     }
 
     /// Undoes an allocation for which the pool grew beyond a limit.
-    pub(crate) fn mistaken(&mut self, bytes: u64, stream: Stream) {
+    pub(crate) fn mistaken(&mut self, bytes: u64, order: Order) {
         self.misfit = self.misfit.min(bytes);
-        self.end(bytes, Some(stream));
+        self.end(bytes, Some(order));
     }
 
-    /// Settles the frees of a stream that has reached them.
-    pub(crate) fn passed(&mut self, stream: Stream) {
+    /// Settles the frees that streams have reached.
+    pub(crate) fn passed(&mut self, reached: Reached<'_>) {
+        if reached.streams.is_empty() {
+            return;
+        }
         self.misfit = u64::MAX;
-        let passed = self.waiting.extract_if(.., |block| block.stream == stream);
+        let passed = self.waiting.extract_if(.., |block| reached.has(&block.order));
         let bytes = passed.map(|block| block.bytes).sum();
         self.leave(bytes);
     }
 
     /// Has what waits for a stream wait for another one; returns whether anything does.
     pub(crate) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
-        let waiting = self.waiting.iter_mut().filter(|block| block.stream == stream);
-        waiting.map(|block| block.stream = by).count() != 0
+        let waiting = self
+            .waiting
+            .iter_mut()
+            .filter(|block| block.order.stream == stream);
+        waiting.map(|block| block.order.stream = by).count() != 0
     }
 
     /// Notes that an allocation has waited in vain for what waits now.
@@ -274,7 +290,7 @@ impl Account {
         self.waiting.iter_mut().for_each(|block| block.is_stuck = true);
     }
 
-    /// Returns the streams that freed blocks wait for, as far as they are recorded.
+    /// Returns the streams that freed blocks wait for.
     pub(crate) fn waits_for(&self) -> Vec<Stream> {
         self.streams(|_| true)
     }
@@ -286,7 +302,7 @@ impl Account {
 
     fn streams(&self, is_meant: impl Fn(&Waiting) -> bool) -> Vec<Stream> {
         let meant = self.waiting.iter().filter(|block| is_meant(block));
-        let mut streams: Vec<_> = meant.map(|block| block.stream).collect();
+        let mut streams: Vec<_> = meant.map(|block| block.order.stream).collect();
         streams.sort_unstable();
         streams.dedup();
         streams

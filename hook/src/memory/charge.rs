@@ -239,11 +239,6 @@ impl Memory {
         may_wait && !device.is_some_and(is_frozen) && self.reserves.is_waiting(self, Account::may_wait_for)
     }
 
-    /// Settles frees that streams have reached; returns whether there were any.
-    fn settle_passed(&self) -> bool {
-        self.freeing.settle(self) | self.passed_physical() | self.reserves.settle_passed(self)
-    }
-
     /// Has pools release what they do not use; returns whether anything may have been released.
     pub(crate) fn release(&self) -> bool {
         self.settle_passed() | self.reserves.trim(self)

@@ -2,7 +2,7 @@
 //! until then, so that the ledger never has less than the device. Completion is noticed by a wait for the
 //! stream, by a thread that needs the room, and by the helper.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -10,22 +10,20 @@ use parking_lot::Mutex;
 use super::Memory;
 use super::account::Account;
 use super::ledger::Entry;
-use super::stream::Stream;
+use super::stream::{Order, Stream};
 use crate::helper::Step;
 
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
     list: Mutex<Vec<Waiting>>,
-    /// Length of `list`, and the number of its last free ever; written with the lock.
+    /// Length of `list`, readable without the lock.
     count: AtomicUsize,
-    last: AtomicU64,
 }
 
 /// A free that a stream has not been seen to reach.
 #[derive(Debug)]
 struct Waiting {
-    stream: Stream,
-    number: u64,
+    order: Order,
     /// The memory with its key.
     freed: (u64, Entry),
 }
@@ -36,21 +34,15 @@ const MANY: usize = 256;
 impl Freeing {
     /// Records that the stream has been told to free the entry.
     pub(super) fn add(&self, memory: &Memory, stream: usize, freed: (u64, Entry)) {
-        let stream = Stream::of(memory.program, stream);
+        let order = memory.ordered(Stream::of(memory.program, stream));
         let count = {
             let mut list = self.list.lock();
-            let number = self.last.load(Relaxed) + 1;
-            self.last.store(number, SeqCst);
-            list.push(Waiting {
-                stream,
-                number,
-                freed,
-            });
+            list.push(Waiting { order, freed });
             self.count.store(list.len(), Relaxed);
             list.len()
         };
         if count.is_multiple_of(MANY) {
-            self.settle(memory);
+            memory.settle_passed();
         }
         memory.session.line.wake();
     }
@@ -58,35 +50,29 @@ impl Freeing {
     /// Has frees of a stream wait for another one; returns whether there are any.
     pub(super) fn replace(&self, stream: Stream, by: Stream) -> bool {
         let mut list = self.list.lock();
-        let waiting = list.iter_mut().filter(|free| free.stream == stream);
-        waiting.map(|free| free.stream = by).count() != 0
+        let waiting = list.iter_mut().filter(|free| free.order.stream == stream);
+        waiting.map(|free| free.order.stream = by).count() != 0
     }
 
-    /// Returns the number of the last free. A wait or query that begins afterwards tells of no later one.
-    pub(super) fn last(&self) -> u64 {
-        self.last.load(SeqCst)
+    /// Returns whether any free waits for a stream.
+    pub(super) fn is_any(&self) -> bool {
+        self.count.load(Relaxed) != 0
     }
 
-    /// Uncharges the frees that streams have reached. Returns whether there were any.
-    pub(super) fn settle(&self, memory: &Memory) -> bool {
-        if self.count.load(Relaxed) == 0 {
-            return false;
-        }
-        let last = self.last();
-        let mut streams: Vec<Stream> = self.list.lock().iter().map(|free| free.stream).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        // Streams are queried without the lock. Another thread may add a free meanwhile.
-        streams.retain(|stream| stream.has_passed(memory.program));
-        self.take(memory, |free| {
-            free.number <= last && streams.contains(&free.stream)
-        })
+    /// Returns the streams that frees wait for, one for each free.
+    pub(super) fn waits_for(&self) -> Vec<Stream> {
+        self.list.lock().iter().map(|free| free.order.stream).collect()
+    }
+
+    /// Uncharges the frees that streams have reached.
+    pub(super) fn passed(&self, memory: &Memory, is_reached: impl Fn(&Order) -> bool) {
+        self.take(memory, |free| is_reached(&free.order));
     }
 
     /// Settles the frees up to number `last` on default streams of the calling thread's context and of its
     /// green contexts, after a wait for the context.
     pub(super) fn context_passed(&self, memory: &Memory, last: u64) {
-        if self.count.load(Relaxed) == 0 {
+        if !self.is_any() {
             return;
         }
         let Some(bound) = memory.program.bind() else {
@@ -102,8 +88,8 @@ impl Freeing {
                 .collect(),
             None => vec![bound.context()],
         };
-        self.take(memory, |free| {
-            free.number <= last && free.stream.is_default_of(&passed)
+        self.passed(memory, |order| {
+            order.number <= last && order.stream.is_default_of(&passed)
         });
     }
 
@@ -113,14 +99,11 @@ impl Freeing {
     }
 
     /// Uncharges frees. With the lock: another thread must not find memory neither waiting nor uncharged.
-    fn take(&self, memory: &Memory, is_over: impl Fn(&Waiting) -> bool) -> bool {
+    fn take(&self, memory: &Memory, is_over: impl Fn(&Waiting) -> bool) {
         let mut list = self.list.lock();
         let over = list.extract_if(.., |free| is_over(free));
-        let nr_over = over
-            .map(|free| memory.discharge(free.freed.0, &free.freed.1))
-            .count();
+        over.for_each(|free| memory.discharge(free.freed.0, &free.freed.1));
         self.count.store(list.len(), Relaxed);
-        nr_over != 0
     }
 
     pub(super) fn renumber(&self, memory: &Memory) {
@@ -153,7 +136,7 @@ impl Settling {
                     && reserves.exceed(memory)
                     && reserves.is_waiting(memory, Account::waits_for)
             };
-            freeing.count.load(Relaxed) != 0 || reserves.is_any_over() || exceeds()
+            freeing.is_any() || reserves.is_any_over() || exceeds()
         };
         memory.settle_contexts();
         // A thread may settle a free after pools were trimmed in vain: what waited then is looked at again.
@@ -163,7 +146,7 @@ impl Settling {
             self.pause = LEAST_PAUSE;
             return Step::default();
         }
-        let is_freed = freeing.settle(memory);
+        let is_freed = freeing.is_any() && memory.settle_passed();
         self.pause = if reserves.settle_over(memory) || is_freed || has_released {
             LEAST_PAUSE
         } else {

@@ -8,7 +8,7 @@
 //!
 #![doc = include_str!("accounting.md")]
 
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use gcgroup_abi::{Control, Kind, OTHER_DEVICE, Usage};
 
@@ -68,6 +68,8 @@ pub(crate) struct Memory {
     /// Keyed by the handle of external memory.
     pub(crate) external: Ledger,
     pub(crate) freeing: Freeing,
+    /// Number of calls in the order of a stream that anything has waited for.
+    nr_ordered: AtomicU64,
     pub(crate) opened: Opened,
     pub(crate) physical: Vmm,
     pub(crate) graphs: Graphs,
@@ -91,6 +93,7 @@ impl Memory {
             reserves: Reserves::default(),
             external: Ledger::default(),
             freeing: Freeing::default(),
+            nr_ordered: AtomicU64::new(0),
             opened: Opened::default(),
             physical: Vmm::default(),
             graphs: Graphs::default(),
@@ -123,27 +126,24 @@ impl Memory {
             self.discharge(0, &entry);
         }
         self.leave_kept_pages(context);
-        self.synchronized(None);
+        self.synchronized(None, 0);
     }
 
-    /// Settles frees after the program waited for `stream`, or for an unknown set of streams (`None`): the
-    /// driver may have returned memory to the device by then.
-    pub(crate) fn synchronized(&self, stream: Option<usize>) {
-        self.reserves.synchronized(self, stream);
-        self.freeing.settle(self);
-        self.passed_physical();
+    /// Settles frees after the program waited for `stream`, in a call that began after the free with number
+    /// `last`, or for an unknown set of streams (`None`): the driver may have returned memory to the device
+    /// by then.
+    pub(crate) fn synchronized(&self, stream: Option<usize>, last: u64) {
+        self.reserves.synchronized(self, stream, last);
+        if self.freeing.is_any() || self.physical.is_sparse() {
+            self.settle_passed();
+        }
     }
 
     /// Settles frees after the program waited for its whole current context, in a call that began after the
     /// free with number `last`.
     pub(crate) fn context_synchronized(&self, last: u64) {
         self.freeing.context_passed(self, last);
-        self.synchronized(None);
-    }
-
-    /// Returns the number of the last free that waits for a stream.
-    pub(crate) fn last_free(&self) -> u64 {
-        self.freeing.last()
+        self.synchronized(None, last);
     }
 
     /// Allows waits for answers again after a daemon connected.

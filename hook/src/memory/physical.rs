@@ -14,7 +14,7 @@ use gcgroup_abi::Kind;
 use hashbrown::HashMap;
 
 use super::ledger::Entry;
-use super::stream::Stream;
+use super::stream::{Order, Reached, Stream};
 pub(crate) use bound::{Binder, Region};
 use bound::{Binding, Bindings};
 
@@ -221,19 +221,19 @@ impl Physical {
         self.end_bindings(ended, gone);
     }
 
-    /// Ends the bindings in a region when `stream` reaches the call.
-    pub(crate) fn unbind_after(&mut self, stream: Stream, from: Binder, region: &Region) {
-        self.bindings.cut_after(stream, from, region);
+    /// Ends the bindings in a region when a stream reaches the call.
+    pub(crate) fn unbind_after(&mut self, order: Order, from: Binder, region: &Region) {
+        self.bindings.cut_after(order, from, region);
     }
 
-    /// Ends the bindings that waited for these streams, up to number `last`.
-    pub(crate) fn passed(&mut self, streams: &[Stream], last: u64, gone: &mut Gone) {
-        let ended = self.bindings.passed(streams, last);
+    /// Ends the bindings that waited for what streams have reached.
+    pub(crate) fn passed(&mut self, reached: Reached<'_>, gone: &mut Gone) {
+        let ended = self.bindings.passed(reached);
         self.end_bindings(ended, gone);
     }
 
-    /// Returns the streams that bindings wait for, and the number of the last such binding.
-    pub(crate) fn waits_for(&self) -> (Vec<Stream>, u64) {
+    /// Returns the streams that bindings wait for, one for each binding.
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
         self.bindings.waits_for()
     }
 

@@ -7,7 +7,6 @@
 
 mod list;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use gcgroup_abi::Kind;
@@ -16,7 +15,7 @@ use parking_lot::Mutex;
 use super::Memory;
 use super::account::{Account, Begun, Over, Want};
 use super::page_counter::{self, Full, Unsettled};
-use super::stream::Stream;
+use super::stream::Reached;
 use crate::driver;
 use crate::driver::cuda::{
     CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT,
@@ -117,18 +116,6 @@ impl Reserve {
 
     pub(crate) fn trims(&self) -> usize {
         self.trims.load(Relaxed)
-    }
-
-    /// Settles the frees that streams have reached.
-    fn settle_passed(&self, memory: &Memory) -> bool {
-        let mut streams = self.account.lock().waits_for();
-        // Streams are queried without the lock.
-        streams.retain(|stream| stream.has_passed(memory.program));
-        for stream in &streams {
-            // Growth that is found was there before.
-            let _ = self.settle_after(memory, None, After::Waiting(Some(*stream)));
-        }
-        !streams.is_empty()
     }
 
     /// Asks the driver for the bytes that graphs use now.
@@ -233,7 +220,7 @@ impl Reserve {
             .or_else(|_| memory.cover(self.index(), held.is_above_high))
     }
 
-    fn settle_after(&self, memory: &Memory, held: Option<Advance>, after: After) -> Result<(), Full> {
+    fn settle_after(&self, memory: &Memory, held: Option<Advance>, after: After<'_>) -> Result<(), Full> {
         if self.backing == Backing::Elsewhere {
             return Ok(());
         }
@@ -242,15 +229,18 @@ impl Reserve {
         settled.or_else(|Over| memory.cover(self.index(), held.is_some_and(|held| held.is_above_high)))
     }
 
-    fn settle_by_ledger(&self, memory: &Memory, begun: Option<Begun>, after: After) -> Result<(), Over> {
+    fn settle_by_ledger(&self, memory: &Memory, begun: Option<Begun>, after: After<'_>) -> Result<(), Over> {
         let held = begun.map_or(0, |begun| begun.growth);
         loop {
             let has_waited = matches!(after, After::Waiting(_));
-            let number = self.account.lock().measure(has_waited);
-            let reserved = self.reserved();
+            let (number, is_leaving) = {
+                let mut account = self.account.lock();
+                (account.measure(has_waited), account.is_leaving())
+            };
+            let reserved = if is_leaving { None } else { self.reserved().ok() };
             let mut account = self.account.lock();
             // Without a size, the charge stays until everything is freed.
-            let reserved = reserved.ok().filter(|_| !account.is_destroyed());
+            let reserved = reserved.filter(|_| !account.is_leaving());
             if account.is_void(number) {
                 continue;
             }
@@ -287,30 +277,23 @@ impl Reserve {
         }
     }
 
-    /// Settles the frees that wait for `stream`, after the program waited for it or for an unknown set of
-    /// streams (`None`). Returns false, with nothing settled, if the reserve must be measured or removed.
-    fn passed(&self, stream: Option<Stream>) -> bool {
+    /// Settles the frees that streams have reached, after the program waited for these or for an unknown set
+    /// of streams (none). Returns false, with nothing settled, if the reserve must be measured.
+    fn passed(&self, reached: Reached<'_>) -> bool {
         let mut account = self.account.lock();
         let may_have_shrunk = account.may_have_shrunk() || self.source == Source::Graphs;
-        let is_done = !account.is_over() && (account.paid() == 0 || !may_have_shrunk);
+        let is_done = account.is_leaving() || account.paid() == 0 || !may_have_shrunk;
         if is_done {
-            After::Waiting(stream).passed(&mut account);
+            account.passed(reached);
         }
         is_done
     }
 
-    /// Measures after such a wait, in which the driver may have shrunk a pool, or removes the pool.
-    fn synchronized(self: &Arc<Self>, memory: &Memory, stream: Option<Stream>) {
-        let after = After::Waiting(stream);
-        let is_over = self.account.lock().is_over();
-        if is_over {
-            memory.reserves.end_if_over(memory, self);
-            after.passed(&mut self.account.lock());
-        } else {
-            // Measured before the stream's frees are settled: what the driver has just released is not spare.
-            // A pool that exceeds the limit stays so until its memory is freed.
-            let _ = self.settle_after(memory, None, after);
-        }
+    /// Measures after such a wait, in which the driver may have shrunk a pool.
+    fn synchronized(&self, memory: &Memory, reached: Reached<'_>) {
+        // Measured before the frees are settled: what the driver has just released is not spare. A pool that
+        // exceeds the limit stays so until its memory is freed.
+        let _ = self.settle_after(memory, None, After::Waiting(reached));
     }
 
     fn add_kind(&self, memory: &Memory, index: usize, bytes: u64) {
@@ -323,19 +306,19 @@ impl Reserve {
 
 /// Event that preceded a measurement.
 #[derive(Debug, Clone, Copy)]
-enum After {
+enum After<'a> {
     /// A call marked as unsettled is in progress.
     Marked,
-    /// The program has waited for that stream, or for an unknown set of streams.
-    Waiting(Option<Stream>),
+    /// The program has waited for these streams, or for an unknown set of streams (none).
+    Waiting(Reached<'a>),
     Any,
 }
 
-impl After {
-    /// Settles the frees that waited for the stream.
+impl After<'_> {
+    /// Settles the frees that streams have reached.
     fn passed(self, account: &mut Account) {
-        if let Self::Waiting(Some(stream)) = self {
-            account.passed(stream);
+        if let Self::Waiting(reached) = self {
+            account.passed(reached);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! of its threads its own per-thread stream. A destroyed stream whose work runs on has a number instead.
 
 use std::num::NonZero;
+use std::sync::atomic::Ordering::SeqCst;
 
 use super::Memory;
 use crate::driver;
@@ -99,7 +100,63 @@ impl Stream {
     }
 }
 
+/// A call in the order of a stream, with its number among those of the process that something waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub(crate) stream: Stream,
+    pub(super) number: u64,
+}
+
+/// Streams that have reached every call up to a number.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reached<'a> {
+    pub(super) streams: &'a [Stream],
+    pub(super) last: u64,
+}
+
+impl Reached<'_> {
+    pub(super) fn has(&self, order: &Order) -> bool {
+        order.number <= self.last && self.streams.contains(&order.stream)
+    }
+}
+
 impl Memory {
+    /// Numbers a call on a stream that the driver has accepted.
+    pub(crate) fn ordered(&self, stream: Stream) -> Order {
+        Order {
+            stream,
+            number: self.nr_ordered.fetch_add(1, SeqCst) + 1,
+        }
+    }
+
+    /// Returns the number of the last call. A wait or query that begins afterwards tells of no later one.
+    pub(crate) fn last_ordered(&self) -> u64 {
+        self.nr_ordered.load(SeqCst)
+    }
+
+    /// Settles the frees that streams have reached; returns whether there may have been any.
+    pub(crate) fn settle_passed(&self) -> bool {
+        let last = self.last_ordered();
+        let mut streams = self.freeing.waits_for();
+        streams.extend(self.physical.waits_for());
+        streams.extend(self.reserves.waits_for());
+        streams.sort_unstable();
+        streams.dedup();
+        // Streams are queried without a lock. Another thread may free on them meanwhile.
+        streams.retain(|stream| stream.has_passed(self.program));
+        if streams.is_empty() {
+            return false;
+        }
+        let reached = Reached {
+            streams: &streams,
+            last,
+        };
+        self.freeing.passed(self, |order| reached.has(order));
+        self.physical(|physical, gone| physical.passed(reached, gone));
+        self.reserves.passed(self, reached);
+        true
+    }
+
     /// Has everything that waits for a stream wait for what it leaves behind. Runs `take_out`, which removes
     /// the stream and returns that: a stream that is not known any more counts as passed.
     pub(crate) fn stream_leaves(&self, leaving: CUstream, context: u32, take_out: impl FnOnce() -> Left) {
@@ -136,5 +193,9 @@ impl Stream {
     pub(crate) fn of_test(handle: usize) -> Self {
         let handle = NonZero::new(handle).unwrap();
         Self { handle, of: 0 }
+    }
+
+    pub(crate) fn order_of_test(self, number: u64) -> Order {
+        Order { stream: self, number }
     }
 }

@@ -71,18 +71,6 @@ impl Memory {
         let first = LocalDevice::of(0)?;
         Some((first, self.session.devices.learn(self.control(), first)))
     }
-
-    /// Ends bindings whose stream has reached the call that ends them. Returns whether there were any.
-    pub(crate) fn passed_physical(&self) -> bool {
-        if !self.physical.is_sparse() {
-            return false;
-        }
-        let (mut streams, last) = self.physical.objects.lock().waits_for();
-        // Streams are queried without the lock. Another thread may end a binding meanwhile.
-        streams.retain(|stream| stream.has_passed(self.program));
-        self.physical(|physical, gone| physical.passed(&streams, last, gone));
-        !streams.is_empty()
-    }
 }
 
 impl Vmm {
@@ -92,6 +80,14 @@ impl Vmm {
 
     pub(crate) fn begin_sparse(&self) {
         self.is_sparse.store(true, Relaxed);
+    }
+
+    /// Returns the streams that bindings wait for, one for each binding.
+    pub(super) fn waits_for(&self) -> Vec<Stream> {
+        match self.is_sparse() {
+            true => self.objects.lock().waits_for(),
+            false => Vec::new(),
+        }
     }
 
     /// Has what waits for a stream wait for another one; returns whether anything does.

@@ -12,6 +12,16 @@ fn on(stream: usize) -> Stream {
     Stream::of_test(stream)
 }
 
+/// A free on a stream, before any query.
+fn freed_on(stream: usize) -> Order {
+    on(stream).order_of_test(1)
+}
+
+fn passed(account: &mut Account, stream: usize) {
+    let streams = &[on(stream)];
+    account.passed(Reached { streams, last: 1 });
+}
+
 /// Returns the charged bytes and the part of them that is held.
 fn charged(account: &Account) -> (u64, u64) {
     (account.paid(), account.paid() - account.reserved())
@@ -112,18 +122,60 @@ fn growth_step_is_learnt_from_lone_calls() {
 fn waiting_block_is_reused_by_its_stream_only() {
     let mut one = account(100, 0);
     assert!(allocate(&mut one, 60, 1), "nothing is allocated yet");
-    one.end(60, Some(on(1)));
+    one.end(60, Some(freed_on(1)));
     assert!(!allocate(&mut one, 60, 2));
     one.end(60, None);
     assert!(allocate(&mut one, 60, 1));
     assert!(!allocate(&mut one, 60, 1), "it is reused once");
     one.end(60, None);
-    one.end(60, Some(on(1)));
-    one.passed(on(1));
+    one.end(60, Some(freed_on(1)));
+    passed(&mut one, 1);
     assert!(allocate(&mut one, 90, 2), "nothing waits any more");
-    one.end(90, Some(on(2)));
+    one.end(90, Some(freed_on(2)));
     assert_eq!(settle(&mut one, 0, 95, 0), (Ok(()), -5));
     assert!(!allocate(&mut one, 90, 2), "it may have been released");
+}
+
+#[test]
+fn free_after_the_query_of_a_stream_waits_for_the_next_one() {
+    let mut one = account(100, 0);
+    for (bytes, number) in [(30, 1), (70, 2)] {
+        assert!(allocate(&mut one, bytes, 1));
+        one.end(bytes, Some(on(1).order_of_test(number)));
+    }
+    passed(&mut one, 1);
+    assert!(!allocate(&mut one, 40, 2), "70 bytes wait");
+    one.end(40, None);
+    assert!(allocate(&mut one, 30, 2));
+    one.end(30, None);
+    // Also where blocks were merged.
+    for _ in 0..MOST_WAITING {
+        one.end(0, Some(freed_on(1)));
+    }
+    passed(&mut one, 1);
+    assert_eq!(one.waits_for(), [on(1)]);
+}
+
+#[test]
+fn streams_of_many_waiting_blocks_are_all_known() {
+    let mut one = account(1000, 0);
+    for stream in 1..=3 * MOST_WAITING {
+        one.begin(Want::Graph(1, 0), 0);
+        one.end(1, Some(freed_on(stream)));
+    }
+    assert_eq!(one.waits_for().len(), 3 * MOST_WAITING);
+}
+
+#[test]
+fn pool_that_cannot_be_destroyed_is_never_over() {
+    let mut one = account(100, 0);
+    one.destroying();
+    assert!(!one.end(0, None));
+    one.destroyed(false);
+    assert!(!one.is_over() && one.has_spare());
+    one.destroying();
+    one.destroyed(true);
+    assert!(one.is_over());
 }
 
 /// Measures after a wait for a stream if that is needed; returns whether it was.
@@ -132,7 +184,7 @@ fn is_measured(one: &mut Account, stream: usize) -> bool {
     if is_wanted {
         measure(one);
     }
-    one.passed(on(stream));
+    passed(one, stream);
     is_wanted
 }
 
@@ -150,7 +202,7 @@ fn measurement_is_needed_after_frees_and_while_they_wait() {
     assert!(!is_measured(&mut one, 1));
     one.end(10, None);
     assert!(is_measured(&mut one, 1) && !is_measured(&mut one, 1));
-    one.end(20, Some(on(1)));
+    one.end(20, Some(freed_on(1)));
     assert!(is_measured(&mut one, 2) && is_measured(&mut one, 2));
     assert!(is_measured(&mut one, 1) && !is_measured(&mut one, 1));
 }
@@ -159,14 +211,14 @@ fn measurement_is_needed_after_frees_and_while_they_wait() {
 fn size_that_did_not_fit_is_expected_to_make_the_pool_grow() {
     let mut one = account(100, 0);
     assert!(allocate(&mut one, 50, 1));
-    one.mistaken(50, on(1));
+    one.mistaken(50, freed_on(1));
     assert!(!allocate(&mut one, 51, 1));
     one.end(51, None);
     assert!(allocate(&mut one, 40, 1), "smaller ones may fit");
     one.end(40, None);
     assert!(allocate(&mut one, 50, 1), "the same block");
     one.end(50, None);
-    one.passed(on(7));
+    passed(&mut one, 7);
     assert!(allocate(&mut one, 51, 1), "a wait clears the state");
 }
 
@@ -246,11 +298,11 @@ fn spare_bytes_equal_reserved_minus_used_for_any_streams() {
                 let at = usize::try_from(random(&mut state)).unwrap() % model.live.len();
                 let (_, bytes) = model.live.swap_remove(at);
                 let to = (!random(&mut state).is_multiple_of(4)).then_some(stream);
-                one.end(bytes, to.map(on));
+                one.end(bytes, to.map(freed_on));
                 model.waiting.extend(to.map(|stream| (stream, bytes)));
             }
             _ => {
-                one.passed(on(stream));
+                passed(&mut one, stream);
                 model.waiting.retain(|(other, _)| *other != stream);
             }
         }
@@ -266,18 +318,18 @@ fn all_waiting_bytes_are_spare_after_the_stream_was_waited_for() {
         assert!(allocate(&mut one, 1 + number % 3, 1));
     }
     for number in 0..300 {
-        one.end(1 + number % 3, Some(on(1)));
+        one.end(1 + number % 3, Some(freed_on(1)));
     }
     assert!(
         allocate(&mut one, 3, 1),
         "the latest blocks are recorded individually"
     );
-    one.end(3, Some(on(1)));
+    one.end(3, Some(freed_on(1)));
     measure(&mut one);
     assert!(one.may_have_shrunk() && !allocate(&mut one, 401, 2));
     one.end(401, None);
     measure(&mut one);
-    one.passed(on(1));
+    passed(&mut one, 1);
     assert!(!one.may_have_shrunk(), "nothing waits any more");
     assert!(allocate(&mut one, 1000, 2));
 }
@@ -332,7 +384,7 @@ fn reserved_bytes_exceed_the_limit_by_at_most_a_step_per_call() {
                         nr_granted += 1;
                         live.push(bytes);
                     } else {
-                        one.mistaken(bytes, on(stream));
+                        one.mistaken(bytes, freed_on(stream));
                         driver.used -= bytes;
                         behind += 1;
                     }
@@ -340,10 +392,10 @@ fn reserved_bytes_exceed_the_limit_by_at_most_a_step_per_call() {
                 2 if !live.is_empty() => {
                     let bytes = live.swap_remove(0);
                     driver.used -= bytes;
-                    one.end(bytes, Some(on(stream)));
+                    one.end(bytes, Some(freed_on(stream)));
                 }
                 _ => {
-                    (1..4).for_each(|stream| one.passed(on(stream)));
+                    (1..4).for_each(|stream| passed(&mut one, stream));
                     driver.reserved = driver.used.next_multiple_of(STEP).min(driver.reserved);
                     let _ = settle(&mut one, 0, driver.reserved);
                     behind = 0;

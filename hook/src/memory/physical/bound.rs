@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::Number;
 use crate::memory::ledger::Entry;
-use crate::memory::stream::Stream;
+use crate::memory::stream::{Order, Reached, Stream};
 
 /// A multicast object or array to which memory is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,10 +75,8 @@ impl Binding {
 #[derive(Debug, Default)]
 pub(super) struct Bindings {
     bound: HashMap<Binder, Vec<Binding>>,
-    /// Bindings that end when a stream reaches the call that ends them, with their numbers.
-    waiting: Vec<(Stream, u64, Binding)>,
-    /// Number of the last one.
-    last: u64,
+    /// Bindings that end when a stream reaches the call that ends them.
+    waiting: Vec<(Order, Binding)>,
 }
 
 impl Bindings {
@@ -103,35 +101,32 @@ impl Bindings {
         taken
     }
 
-    /// Removes a region of what is bound; bindings of which nothing is left end when `stream` reaches the
+    /// Removes a region of what is bound; bindings of which nothing is left end when a stream reaches the
     /// call.
-    pub(super) fn cut_after(&mut self, stream: Stream, from: Binder, region: &Region) {
-        for binding in self.cut(from, region) {
-            self.last += 1;
-            self.waiting.push((stream, self.last, binding));
-        }
+    pub(super) fn cut_after(&mut self, order: Order, from: Binder, region: &Region) {
+        let ending = self.cut(from, region);
+        self.waiting
+            .extend(ending.into_iter().map(|binding| (order, binding)));
     }
 
-    /// Removes and returns the bindings that waited for these streams, up to number `last`.
-    pub(super) fn passed(&mut self, streams: &[Stream], last: u64) -> Vec<Binding> {
-        let is_over =
-            |waiting: &mut (Stream, u64, Binding)| waiting.1 <= last && streams.contains(&waiting.0);
-        let over = self.waiting.extract_if(.., is_over);
-        over.map(|(.., binding)| binding).collect()
+    /// Removes and returns the bindings that waited for what streams have reached.
+    pub(super) fn passed(&mut self, reached: Reached<'_>) -> Vec<Binding> {
+        let over = self.waiting.extract_if(.., |(order, _)| reached.has(order));
+        over.map(|(_, binding)| binding).collect()
     }
 
-    /// Returns the streams that bindings wait for, and the number of the last such binding.
-    pub(super) fn waits_for(&self) -> (Vec<Stream>, u64) {
-        let mut streams: Vec<_> = self.waiting.iter().map(|(stream, ..)| *stream).collect();
-        streams.sort_unstable();
-        streams.dedup();
-        (streams, self.last)
+    /// Returns the streams that bindings wait for, one for each binding.
+    pub(super) fn waits_for(&self) -> Vec<Stream> {
+        self.waiting.iter().map(|(order, _)| order.stream).collect()
     }
 
     /// Has bindings that wait for a stream wait for another one; returns whether there are any.
     pub(super) fn replace(&mut self, stream: Stream, by: Stream) -> bool {
-        let waiting = self.waiting.iter_mut().filter(|waiting| waiting.0 == stream);
-        waiting.map(|waiting| waiting.0 = by).count() != 0
+        let waiting = self
+            .waiting
+            .iter_mut()
+            .filter(|(order, _)| order.stream == stream);
+        waiting.map(|(order, _)| order.stream = by).count() != 0
     }
 
     /// Removes and returns all bindings of a binder.
@@ -145,7 +140,7 @@ impl Bindings {
     /// Returns every shown entry.
     pub(super) fn shown(&mut self) -> impl Iterator<Item = &mut Entry> {
         let bound = self.bound.values_mut().flatten();
-        let waiting = self.waiting.iter_mut().map(|(.., binding)| binding);
+        let waiting = self.waiting.iter_mut().map(|(_, binding)| binding);
         bound.chain(waiting).filter_map(|binding| binding.shown.as_mut())
     }
 

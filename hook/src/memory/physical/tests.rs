@@ -200,17 +200,19 @@ fn sparse_tiles_hold_memory_until_the_stream_unmaps_them() {
         assert_eq!(freed(&mut physical, handle), None);
     }
     let [one, other] = [5, 6].map(Stream::of_test);
-    physical.unbind_after(one, array, &region(0, 32));
-    physical.passed(&[one], 1, &mut gone);
+    let reached = |stream: &Stream, last: u64, physical: &mut Physical, gone: &mut Gone| {
+        let streams = std::slice::from_ref(stream);
+        physical.passed(Reached { streams, last }, gone);
+    };
+    physical.unbind_after(one.order_of_test(1), array, &region(0, 32));
+    reached(&one, 1, &mut physical, &mut gone);
     assert_eq!(gone, Gone::default(), "half of it is still bound");
-    physical.unbind_after(one, array, &region(0, 32));
-    let before = physical.waits_for().1;
-    physical.unbind_after(one, array, &region(32, 32));
-    assert_eq!(physical.waits_for(), (vec![one], before + 1));
-    physical.passed(&[other], before + 1, &mut gone);
-    physical.passed(&[one], before, &mut gone);
+    physical.unbind_after(one.order_of_test(2), array, &region(0, 64));
+    assert_eq!(physical.waits_for(), [one]);
+    reached(&other, 2, &mut physical, &mut gone);
+    reached(&one, 1, &mut physical, &mut gone);
     assert_eq!(gone, Gone::default(), "of another stream, or after the query");
-    physical.passed(&[one], before + 1, &mut gone);
+    reached(&one, 2, &mut physical, &mut gone);
     assert_eq!(gone.freed, [entry(10)]);
     physical.created(3, entry(30));
     let memory = physical.of_handle(3).unwrap();

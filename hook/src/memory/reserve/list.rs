@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::memory::account::Account;
 use crate::memory::ledger::Entry;
 use crate::memory::page_counter::Unsettled;
-use crate::memory::stream::Stream;
+use crate::memory::stream::{Reached, Stream};
 use crate::shared::device::LocalDevice;
 
 #[derive(Debug, Default)]
@@ -22,8 +22,8 @@ pub(crate) struct Reserves {
     /// Number of events after which a device's current pool may be another: a pool was added, or a current
     /// pool may have changed.
     changes: AtomicUsize,
-    /// Destroyed pools without live allocations, with the streams that they wait for.
-    over: Mutex<Vec<(Vec<Stream>, Arc<Reserve>)>>,
+    /// Destroyed pools without live allocations, which wait for streams.
+    over: Mutex<Vec<Arc<Reserve>>>,
     /// Length of `over`, readable without the lock.
     nr_over: AtomicUsize,
 }
@@ -39,7 +39,7 @@ impl Reserves {
         let wanted = Source::Pool(handle.0.addr());
         let list = self.list.lock();
         list.iter()
-            .find(|pool| pool.source == wanted && !pool.account.lock().is_destroyed())
+            .find(|pool| pool.source == wanted && !pool.account.lock().is_leaving())
             .cloned()
     }
 
@@ -124,17 +124,20 @@ impl Reserves {
         current.clear();
     }
 
-    /// Settles after the program waited for `stream`, or for an unknown set of streams (`None`): measures the
-    /// reserves that may have shrunk.
-    pub(crate) fn synchronized(&self, memory: &Memory, stream: Option<usize>) {
+    /// Settles after the program waited for `stream`, in a call that began after the free with number `last`,
+    /// or for an unknown set of streams (`None`): measures the reserves that may have shrunk.
+    pub(crate) fn synchronized(&self, memory: &Memory, stream: Option<usize>, last: u64) {
         if self.changes.load(Acquire) == 0 {
             return;
         }
         let stream = stream.map(|stream| Stream::of(memory.program, stream));
+        let streams = stream.as_slice();
+        let reached = Reached { streams, last };
         self.each(
-            |pool| !pool.passed(stream),
-            |pool| pool.synchronized(memory, stream),
+            |pool| !pool.passed(reached),
+            |pool| pool.synchronized(memory, reached),
         );
+        self.settle_over(memory);
         memory.release_excess();
     }
 
@@ -160,37 +163,34 @@ impl Reserves {
     pub(crate) fn settle_all(&self, memory: &Memory) {
         let is_meant = |pool: &Reserve| {
             let account = pool.account.lock();
-            account.paid() != 0 || account.is_over()
+            account.paid() != 0 && !account.is_leaving()
         };
         self.each(is_meant, |pool| {
-            let is_over = pool.account.lock().is_over();
-            if is_over {
-                self.end_if_over(memory, pool);
-            } else {
-                // A pool that exceeds the limit stays so until its memory is freed.
-                let _ = pool.settle(memory, None);
-            }
+            // A pool that exceeds the limit stays so until its memory is freed.
+            let _ = pool.settle(memory, None);
         });
+        self.settle_over(memory);
     }
 
-    /// Settles the frees that streams have reached; returns whether there were any.
-    pub(crate) fn settle_passed(&self, memory: &Memory) -> bool {
-        let mut any = false;
-        for pool in self.all() {
-            any |= pool.settle_passed(memory);
-        }
-        any
+    /// Returns the streams that freed blocks wait for, those of each reserve.
+    pub(crate) fn waits_for(&self) -> Vec<Stream> {
+        let streams = |pool: &Arc<Reserve>| pool.account.lock().waits_for();
+        self.list.lock().iter().flat_map(streams).collect()
+    }
+
+    /// Settles the frees that streams have reached, in the reserves that wait for them.
+    pub(crate) fn passed(&self, memory: &Memory, reached: Reached<'_>) {
+        let is_meant = |pool: &Reserve| {
+            let waits_for = pool.account.lock().waits_for();
+            waits_for.iter().any(|stream| reached.streams.contains(stream))
+        };
+        self.each(is_meant, |pool| pool.synchronized(memory, reached));
     }
 
     /// Has every pool release what it reserves beyond its allocations; returns whether any could.
     pub(crate) fn trim(&self, memory: &Memory) -> bool {
-        let all = self.all();
-        let mut any = false;
-        for reserve in all.iter().filter(|reserve| reserve.account.lock().is_over()) {
-            self.end(memory, reserve);
-            any = true;
-        }
-        for reserve in all.iter().filter(|reserve| reserve.has_spare()) {
+        let mut any = self.settle_over(memory);
+        for reserve in self.all().iter().filter(|reserve| reserve.has_spare()) {
             reserve.trim(memory);
             any = true;
         }
@@ -221,10 +221,7 @@ impl Reserves {
         for pool in self.all() {
             any |= pool.account.lock().replace(stream, by);
         }
-        let mut over = self.over.lock();
-        let streams = over.iter_mut().flat_map(|(streams, _)| streams);
-        let waiting = streams.filter(|waits_for| **waits_for == stream);
-        any | (waiting.map(|waits_for| *waits_for = by).count() != 0)
+        any
     }
 
     /// Notes that an allocation has waited in vain for what waits now.
@@ -237,13 +234,13 @@ impl Reserves {
     /// Ends an allocation of a pool, at once or when `stream` reaches the free.
     #[inline(never)]
     pub(crate) fn freed(&self, memory: &Memory, entry: &Entry, stream: Option<usize>) {
-        let stream = stream.map(|stream| Stream::of(memory.program, stream));
+        let order = stream.map(|stream| memory.ordered(Stream::of(memory.program, stream)));
         let over = {
             let list = self.list.lock();
             let Some(pool) = list.iter().find(|pool| pool.id == entry.owner) else {
                 return;
             };
-            let is_over = pool.account.lock().end(entry.size, stream);
+            let is_over = pool.account.lock().end(entry.size, order);
             is_over.then(|| Arc::clone(pool))
         };
         if let Some(pool) = over {
@@ -258,22 +255,15 @@ impl Reserves {
             let account = pool.account.lock();
             account.is_over().then(|| account.waits_for())
         };
-        let Some(waits_for) = waits_for else {
-            return self.forget_over(pool);
+        let Some(streams) = waits_for else {
+            return;
         };
-        let noted = {
-            let over = self.over.lock();
-            let noted = over.iter().find(|(_, other)| Arc::ptr_eq(other, pool));
-            noted.map(|(streams, _)| streams.clone())
-        };
-        let is_noted = noted.is_some();
-        let streams = noted.unwrap_or(waits_for);
         if streams.iter().all(|stream| stream.has_passed(memory.program)) {
             return self.end(memory, pool);
         }
-        if !is_noted {
-            let mut over = self.over.lock();
-            over.push((streams, Arc::clone(pool)));
+        let mut over = self.over.lock();
+        if !over.iter().any(|other| Arc::ptr_eq(other, pool)) {
+            over.push(Arc::clone(pool));
             self.nr_over.store(over.len(), Relaxed);
             drop(over);
             memory.session.line.wake();
@@ -290,29 +280,20 @@ impl Reserves {
         if !self.is_any_over() {
             return false;
         }
-        let over: Vec<_> = self
-            .over
-            .lock()
-            .iter()
-            .map(|(_, pool)| Arc::clone(pool))
-            .collect();
+        let over = self.over.lock().clone();
         // Without a lock.
         over.iter().for_each(|pool| self.end_if_over(memory, pool));
         self.nr_over.load(Relaxed) < over.len()
     }
 
-    fn forget_over(&self, pool: &Arc<Reserve>) {
-        if self.is_any_over() {
-            let mut over = self.over.lock();
-            over.retain(|(_, other)| !Arc::ptr_eq(other, pool));
-            self.nr_over.store(over.len(), Relaxed);
-        }
-    }
-
     /// Removes a destroyed pool and uncharges what is left of it.
     pub(crate) fn end(&self, memory: &Memory, pool: &Arc<Reserve>) {
-        self.list.lock().retain(|other| !Arc::ptr_eq(other, pool));
-        self.forget_over(pool);
+        let is_other = |other: &Arc<Reserve>| !Arc::ptr_eq(other, pool);
+        self.list.lock().retain(is_other);
+        let mut over = self.over.lock();
+        over.retain(is_other);
+        self.nr_over.store(over.len(), Relaxed);
+        drop(over);
         self.forget_current();
         let _unsettled = Unsettled::on(memory.usage(), pool.index());
         let mut account = pool.account.lock();
