@@ -35,6 +35,25 @@ fn captured(calls: &mut Calls, bytes: u64) {
     calls.ok("cuStreamEndCapture $stream &graph");
 }
 
+/// What was shared stays charged until a look at the process, in which nothing may be unsettled.
+#[test]
+fn launch_is_granted_the_room_of_shared_memory_that_was_freed() {
+    const CONTEXT: u64 = 8 * MIB;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
+    let mut calls = Calls::start(&mount);
+    captured(&mut calls, 40 * MIB);
+    calls.ok("cuGraphInstantiateWithFlags &exec $graph 0");
+    Dir::of(&mount, calls.pid()).write("memory.limit", CONTEXT + 60 * MIB);
+    for _ in 0..3 {
+        calls.ok(&format!("cuMemAlloc_v2 &shared {}", 50 * MIB));
+        calls.ok("cuIpcGetMemHandle &handle $shared");
+        calls.ok("cuMemFree_v2 $shared");
+        calls.ok("cuGraphLaunch $exec $stream");
+        calls.ok("cuStreamSynchronize $stream");
+        calls.ok("cuDeviceGraphMemTrim 0");
+    }
+}
+
 #[test]
 fn graph_launch_charges_reservation_and_trim_uncharges() {
     let mount = Mount::new();

@@ -65,7 +65,7 @@ pub(crate) struct Taken<'a> {
     reserve: Arc<Reserve>,
     trims: usize,
     held: Advance,
-    _unsettled: Unsettled<'a>,
+    unsettled: Option<Unsettled<'a>>,
 }
 
 impl Drop for Taken<'_> {
@@ -82,7 +82,6 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
     for need in needs {
         let index = memory.session.devices.learn(memory.control(), need.local);
         let reserve = memory.reserves.of_graphs(need.local, index);
-        let unsettled = Unsettled::on(memory.usage(), index);
         let trims = reserve.trims();
         let held = reserve.charge(memory, || {
             if need.has_room_since.load(Relaxed) == reserve.trims() {
@@ -96,8 +95,12 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
             reserve,
             trims,
             held,
-            _unsettled: unsettled,
+            unsettled: None,
         });
+    }
+    // A charge may wait for a measurement, for which nothing may be unsettled.
+    for one in &mut taken {
+        one.unsettled = Some(Unsettled::on(memory.usage(), one.reserve.index()));
     }
     Ok(taken)
 }
