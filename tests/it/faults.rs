@@ -397,7 +397,7 @@ fn modules_exceed_no_limit_while_any_call_of_the_hook_fails() {
             } else {
                 let _ = calls.call(make);
             }
-            for _ in 0..14 {
+            for _ in 0..10 {
                 let _ = growing.iter().try_for_each(|call| calls.call(call));
             }
             let used = truth.used(calls.pid(), 0);

@@ -35,7 +35,7 @@ fn captured(calls: &mut Calls, bytes: u64) {
     calls.ok("cuStreamEndCapture $stream &graph");
 }
 
-/// What was shared stays charged until a look at the process, in which nothing may be unsettled.
+/// Shared memory stays charged after its free until a look at the process, in which nothing may be unsettled.
 #[test]
 fn launch_is_granted_the_room_of_shared_memory_that_was_freed() {
     const CONTEXT: u64 = 8 * MIB;

@@ -38,7 +38,7 @@ pub(crate) struct Account {
     has_freed: bool,
     /// The pool is being destroyed, so its handle is not used any more.
     is_leaving: bool,
-    /// It is destroyed, and lives until its last allocation is freed.
+    /// The driver has destroyed the pool, which lives until its last allocation is freed.
     is_destroyed: bool,
     /// The growth step, bytes.
     step: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Account {
 
 #[derive(Debug, Clone, Copy)]
 struct Waiting {
-    /// Of blocks that were merged, that of the last one.
+    /// The call that frees the block; of merged blocks, the last one.
     order: Order,
     bytes: u64,
     /// True for a single block, which the driver may hand out again as it is.

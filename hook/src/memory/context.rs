@@ -35,7 +35,7 @@ const ASK_AGAIN: u64 = 50_000_000;
 const IN_VAIN: u32 = 100;
 /// How often a waiting thread rings again, since there may be a new daemon.
 const RECHECK: Duration = Duration::from_millis(20);
-/// Longest wait for another thread that makes a context on the device.
+/// Longest wait for another thread that makes a context on the device, or memory of unknown size.
 const TURN: Duration = Duration::from_secs(5);
 /// Most bytes that a context takes beyond its estimate. Where limits leave less, an allocation waits for a
 /// measurement.
@@ -49,6 +49,9 @@ const MOST_TRIES: usize = 8;
 pub(crate) struct Contexts {
     /// Held while a context is made on a device, so that a primary context is charged once.
     making: [Mutex<()>; MAX_DEVICES],
+    /// Held while memory of unknown size is taken for a context, with the number of times.
+    growing: Mutex<()>,
+    nr_grown: AtomicU64,
     charged: Mutex<Vec<Charged>>,
     /// Bytes, [`MOST`] for each estimated charge, by which these may be wrong.
     doubt: AtomicU64,
@@ -66,6 +69,8 @@ impl Contexts {
     pub(crate) fn new() -> Self {
         Self {
             making: [const { Mutex::new(()) }; MAX_DEVICES],
+            growing: Mutex::new(()),
+            nr_grown: AtomicU64::new(0),
             charged: Mutex::new(Vec::new()),
             doubt: AtomicU64::new(0),
             wait_again: AtomicU64::new(0),

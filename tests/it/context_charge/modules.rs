@@ -1,6 +1,9 @@
 //! Tests of calls that take memory of unknown size: loading of modules and libraries, limits of contexts.
 
-use support::{Mount, wait_until};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
+use support::{Governed, Mount, c_program, wait_until};
 
 use super::{CONTEXT, Environment, LIMIT, MIB, calls, mount};
 use crate::calls::{Calls, OUT_OF_MEMORY};
@@ -150,6 +153,63 @@ fn memory_of_unknown_size_exceeds_no_limit() {
         });
         assert_eq!(run(calls, rounds + 1), Ok(()), "{calls:?}");
     }
+}
+
+/// Only the driver knows what a module takes, so one of any size is there until it is refused.
+#[test]
+fn modules_of_threads_exceed_the_limit_one_at_a_time() {
+    const LARGEST: u64 = 60 * MIB;
+    const MODULES_ONLY: u32 = !(1 << 9);
+    let mount = mount();
+    let mut command = mount.command(c_program("memory_mix.c", &["-pthread", "-ldl"]));
+    command.env("SIMGPU_CODE_SIZE", "0");
+    command.args(["8", "24", &(LARGEST >> 10).to_string(), &MODULES_ONLY.to_string()]);
+    let mut program = Governed::spawn(command);
+    let ready = program.expect("ready ");
+    let pid = ready.trim_start_matches("ready ").parse().expect("a pid");
+    Dir::of(&mount, pid).write("memory.limit", LIMIT);
+    program.say("go");
+    let mut nr_refused = 0;
+    loop {
+        let line = program.line().expect("a line");
+        match line.split(' ').next() {
+            Some("crowded") => nr_refused += 1,
+            Some("refused") => program.say("go on"),
+            _ => break assert!(line.starts_with("done "), "{line}"),
+        }
+    }
+    let most = mount.truth().peak(pid, 0);
+    assert!(nr_refused > 10, "{nr_refused}");
+    assert!((LIMIT..=LIMIT + LARGEST).contains(&most), "{most}");
+}
+
+/// A loop of refused loads has the memory a tenth of the time.
+#[test]
+fn refused_modules_are_seldom_there() {
+    let mount = mount();
+    let mut program = with_code(&mount, "512M", &[]);
+    let (truth, pid) = (mount.truth(), program.pid());
+    let code = format!(
+        ".version 7.8\n.target sm_75\n.visible .global .align 4 .b8 table[{}];\n",
+        3 * 1024 * MIB
+    );
+    fill(&mut program, "code", &code);
+    let is_done = AtomicBool::new(false);
+    let [over, looks] = thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            let mut counts = [0, 0];
+            while !is_done.load(Relaxed) {
+                counts[0] += u32::from(truth.used(pid, 0) > LIMIT);
+                counts[1] += 1;
+            }
+            counts
+        });
+        let answers = [(); 5].map(|()| program.call(LOAD));
+        is_done.store(true, Relaxed);
+        assert_eq!(answers, [OUT_OF_MEMORY; 5]);
+        looker.join().expect("the looks")
+    });
+    assert!(0 < over && over < looks / 3, "{over} of {looks}");
 }
 
 #[test]

@@ -4,19 +4,26 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use parking_lot::RwLock;
+use parking_lot::{MutexGuard, RwLock};
 
-use super::Memory;
 use super::charged::Charged;
+use super::{Contexts, Memory, TURN};
 use crate::driver;
 use crate::driver::cuda::{CUcontext, CUerror, CUresult};
 use crate::driver::interpose::Next;
+use crate::driver::thread;
 use crate::memory::page_counter::Unsettled;
 use crate::program::no_target;
 use crate::shared::target::Target;
 use crate::sys;
+
+/// How long the refusal of a call that has exceeded a limit is delayed, in times of the call, and at most:
+/// meanwhile no thread makes the next one, so such memory is there a tenth of the time.
+const REST: u32 = 10;
+const LONGEST_REST: Duration = Duration::from_millis(500);
 
 /// An occasion at which the driver takes memory for a module or library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,6 +93,23 @@ impl Loaded {
         let mut occasions = self.occasions.write();
         let gone = occasions.extract_if(|(of, _), _| *of == object);
         gone.map(|((_, occasion), growth)| (occasion, growth)).collect()
+    }
+}
+
+impl Contexts {
+    /// Waits until no other thread takes memory of unknown size, but not longer than [`TURN`] for one of
+    /// them: it may have been interrupted for good by one of the program's signal handlers.
+    fn turn_to_grow(&self) -> Option<MutexGuard<'_, ()>> {
+        loop {
+            let before = self.nr_grown.load(Relaxed);
+            let turn = self.growing.try_lock_for(TURN);
+            if turn.is_some() {
+                self.nr_grown.fetch_add(1, Relaxed);
+            } else if self.nr_grown.load(Relaxed) != before {
+                continue;
+            }
+            return turn;
+        }
     }
 }
 
@@ -188,7 +212,8 @@ impl Memory {
 
     /// Runs a call that takes memory of unknown size for the current context, and `undo` if that exceeds a
     /// limit; `undo` gets what was charged as an estimate and returns whether it is free again. Where limits
-    /// leave little, the charge of 0 bytes waits until contexts are measured. Returns what was charged.
+    /// leave little, the charge of 0 bytes waits until contexts are measured. Under a limit one thread at a
+    /// time makes such a call. Returns what was charged.
     ///
     /// # Errors
     /// The driver's, or `CUDA_ERROR_OUT_OF_MEMORY` if a limit is exceeded before or after the call.
@@ -209,7 +234,9 @@ impl Memory {
                 Ok(())
             })
         };
+        let _turn = self.contexts.turn_to_grow();
         within_limits()?;
+        let begun = Instant::now();
         let unsettled: Vec<_> = devices
             .iter()
             .map(|index| Unsettled::on(self.usage(), *index))
@@ -229,6 +256,10 @@ impl Memory {
             let context = target.map(|target| target.context);
             let is_undone = undo(growth);
             self.shrink_contexts(is_undone.then_some((context, growth)));
+            let rest = (begun.elapsed() * REST).min(LONGEST_REST);
+            thread::outside(|| {
+                sys::poll([], Some(rest));
+            });
         })?;
         Ok(growth)
     }
