@@ -64,7 +64,9 @@ fn charge_for<A: Array>(
     let _unsettled = (expected.is_none()).then(|| Unsettled::on(hook.session.usage(), target.index));
     // Moved here to be uncharged while the call is unsettled.
     let charge = charge;
-    let made_it = hook.memory.pressing(target.index, bytes, next);
+    // Others make no room for more than the device has.
+    let size = expected.map_or_else(|| array::least_bytes(&wanted), |_| bytes);
+    let made_it = hook.memory.pressing(target.index, size, next);
     made_it.inspect_err(|_| hook.memory.count_failure(target.index))?;
     let Some(array) = written(made) else { return Ok(()) };
     let made = match expected {

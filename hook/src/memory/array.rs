@@ -122,6 +122,13 @@ impl Describe for crate::driver::cuda::CUDA_ARRAY3D_DESCRIPTOR_v1 {
     }
 }
 
+/// Returns at least how many bytes the largest level of such an array takes: no format has less than half a
+/// byte for an element.
+pub(crate) fn least_bytes(wanted: &CUDA_ARRAY3D_DESCRIPTOR) -> u64 {
+    let extents = [wanted.width, wanted.height, wanted.depth].map(|extent| extent.max(1) as u64);
+    extents.into_iter().fold(1, u64::saturating_mul) / 2
+}
+
 /// Charges an array by its actual size, of which `block` makes the entry; `None` if the driver does not tell
 /// and no limit is in force.
 #[cold]
@@ -159,4 +166,26 @@ pub(crate) fn ask<A: Array>(wanted: CUDA_ARRAY3D_DESCRIPTOR, levels: u32, target
     let bytes = probe.bytes(target.local);
     probe.destroy().ok()?;
     bytes.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absurd_array_takes_more_than_any_device_has() {
+        let wanted = |width, height, depth| CUDA_ARRAY3D_DESCRIPTOR {
+            width,
+            height,
+            depth,
+            format: 0x20,
+            num_channels: 4,
+            flags: 0,
+        };
+        assert_eq!(least_bytes(&wanted(1000, 0, 0)), 500);
+        assert_eq!(least_bytes(&wanted(1000, 20, 4)), 40_000);
+        for absurd in [wanted(1 << 40, 1 << 40, 0), wanted(usize::MAX, 1, 1)] {
+            assert!(least_bytes(&absurd) > ABSURD);
+        }
+    }
 }
