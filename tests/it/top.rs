@@ -126,7 +126,7 @@ fn screen_shows_gpus_and_tree_in_80_by_24() {
     assert!(names[2].starts_with("    driver_shell"), "{names:?}");
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:?}");
     screen.press(&["F1"]);
-    screen.wait_line(&["any key returns"]);
+    screen.wait_line(&["any other key returns"]);
     screen.wait_line(&["F10 q ", " quit"]);
     screen.press(&["x"]);
     screen.wait_line(&[&pid.to_string(), "driver_shell"]);

@@ -93,6 +93,15 @@ const TICK: Duration = Duration::from_millis(100);
 /// Interval between two looks whether the terminal is still there.
 const HANGUP_TICK: Duration = Duration::from_millis(500);
 
+/// Returns the lines that explain the keys.
+fn help() -> Vec<String> {
+    let keys = keys().map(|(names, help)| format!("{names:<27} {help}"));
+    ["gcgroupfs top: keys".to_owned()]
+        .into_iter()
+        .chain(keys)
+        .collect()
+}
+
 /// Returns names and help of the keys.
 pub(super) fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
     let shown = BINDINGS.iter().filter(|binding| !binding.names.is_empty());

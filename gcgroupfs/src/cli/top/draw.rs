@@ -6,7 +6,7 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Position, Rect};
 use ratatui::style::{Color, Modifier, Style as Look, Stylize as _};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
+use ratatui::widgets::{Paragraph, Wrap};
 
 use super::keys::BINDINGS;
 use super::state::{App, Mode};
@@ -56,16 +56,13 @@ const MAX_MESSAGE: u16 = 3;
 /// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, style: Style) {
     let area = frame.area();
-    if app.mode == Mode::Help {
-        frame.render_widget(Paragraph::new(help()), area);
-        return;
-    }
     if let Mode::Text(lines, first) = &app.mode {
         let shown = lines.iter().skip(*first).map(|line| Line::from(printable(line)));
         let last = Line::from("Up and Down scroll; any other key returns").bold();
         let [text, below] = Layout::vertical([Constraint::Fill(1), Constraint::Length(1)]).areas(area);
         app.page = usize::from(text.height).max(1);
-        frame.render_widget(Paragraph::new(shown.collect::<Vec<_>>()), text);
+        let shown = Paragraph::new(shown.collect::<Vec<_>>()).wrap(Wrap { trim: false });
+        frame.render_widget(shown, text);
         frame.render_widget(last, below);
         return;
     }
@@ -323,12 +320,6 @@ fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()
-}
-
-fn help() -> Vec<Line<'static>> {
-    let title = Line::from("gcgroupfs top: keys (any key returns)").bold();
-    let keys = super::keys().map(|(names, help)| Line::from(format!("{names:<27} {help}")));
-    [title].into_iter().chain(keys).collect()
 }
 
 /// Returns the whole table as text, with an empty line at its end.

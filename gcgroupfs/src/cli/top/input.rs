@@ -18,10 +18,6 @@ impl App {
             return Effect::Interrupt;
         }
         match &mut self.mode {
-            Mode::Help => {
-                self.mode = Mode::Table;
-                Effect::None
-            }
             Mode::Text(lines, first) => {
                 let last = lines.len().saturating_sub(1);
                 let moved = match event.code {
@@ -139,6 +135,10 @@ mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::draw::{Style, draw};
     use super::*;
     use crate::cli::rows::{Selection, Shape};
     use gcgroup_client::node::fixture;
@@ -293,6 +293,26 @@ mod tests {
         }
         press(&mut app, KeyCode::Esc);
         assert_eq!(app.mode, Mode::Table);
+    }
+
+    #[test]
+    fn all_keys_are_explained_on_a_small_screen() {
+        let mut app = app();
+        press(&mut app, KeyCode::F(1));
+        let style = Style::of(|_| None);
+        let mut terminal = Terminal::new(TestBackend::new(40, 8)).unwrap();
+        let mut seen = String::new();
+        for _ in 0..100 {
+            terminal.draw(|frame| draw(frame, &mut app, style)).unwrap();
+            let cells = terminal.backend().buffer().content();
+            let words = cells.iter().map(|cell| cell.symbol()).collect::<String>();
+            seen += &words.split_whitespace().collect::<Vec<_>>().join(" ");
+            press(&mut app, KeyCode::Down);
+        }
+        for (names, help) in super::super::keys() {
+            let last = help.split_whitespace().last().unwrap();
+            assert!(seen.contains(names) && seen.contains(last), "{names} {help}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use ratatui::crossterm::event::KeyCode::{
 };
 
 use super::actions::What;
+use super::help;
 use super::question::Question;
 use super::state::{App, Effect, Mode, Step};
 use crate::cli::columns::Order;
@@ -32,7 +33,7 @@ pub(super) const BINDINGS: &[Binding] = &[
         help: "show the keys",
         label: ("F1", "Help"),
         press: |app| {
-            app.mode = Mode::Help;
+            app.mode = Mode::Text(help(), 0);
             Effect::None
         },
     },

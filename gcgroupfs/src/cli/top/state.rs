@@ -43,8 +43,7 @@ pub(super) struct Message {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     Table,
-    Help,
-    /// A text about a row, and the first line of it on the screen.
+    /// A text, and the first line of it on the screen.
     Text(Vec<String>, usize),
     /// A line is typed.
     Prompt(Question, String),
