@@ -1,8 +1,9 @@
 //! Tests how groups share a GPU: each is one competitor among its siblings, by the simulator's truth.
 
 use std::fs;
+use std::process::{Child, Stdio};
 
-use support::{Governed, Mount, wait_until};
+use support::{Governed, Mount, artifacts, wait_until};
 
 use crate::contended::{BATCH, goes_on};
 
@@ -111,6 +112,67 @@ fn equal_groups_close_no_gate() {
     }
     let after = tenants.each_ref().map(|jobs| throttled(&jobs[0]));
     assert_eq!(before, after);
+}
+
+/// Has the tenant `act` until all have used two seconds of GPU time. Returns the part of `victim` in them,
+/// percent.
+fn share_beside(mount: &Mount, victim: &Governed, mut act: impl FnMut()) -> u64 {
+    let truth = mount.truth();
+    let both = || [truth.usage_usec(victim.pid(), 0), truth.busy_ns(0) / 1000];
+    let before = both();
+    let mut passed = [0, 0];
+    wait_until("two seconds are used", || {
+        act();
+        let now = both();
+        passed = [now[0] - before[0], now[1] - before[1]];
+        passed[1] >= 2_000_000
+    });
+    100 * passed[0] / passed[1]
+}
+
+#[test]
+fn tenant_that_freezes_its_processes_in_turn_has_its_part() {
+    let mount = Mount::new();
+    let victim = tenant(&mount, "victim", 1);
+    let attackers = tenant(&mount, "attacker", 6);
+    goes_on(&mount, victim[0].pid(), 0, 50_000);
+    let mut at = 0;
+    let share = share_beside(&mount, &victim[0], || {
+        // One after the other runs while the work of the others drains.
+        mount.write(attackers[at].pid(), "compute.freeze", "1");
+        at = (at + 1) % attackers.len();
+        mount.write(attackers[at].pid(), "compute.freeze", "0");
+    });
+    assert!(share >= 44, "{share} %");
+}
+
+#[test]
+fn tenant_of_short_processes_has_its_part() {
+    let mount = Mount::new();
+    let victim = tenant(&mount, "victim", 1);
+    fs::create_dir(mount.path().join("short")).expect("root may create a group");
+    goes_on(&mount, victim[0].pid(), 0, 50_000);
+    let start = || {
+        let mut command = mount.gcgroupfs(&["run", "--group", "short", "--"]);
+        command
+            .arg(artifacts().load())
+            .args(["launches", "2", "--kernel-usec", "8000"]);
+        command.stdout(Stdio::null()).spawn().expect("the program starts")
+    };
+    let mut short: Vec<Child> = (0..6).map(|_| start()).collect();
+    let mut nr_ended = 0;
+    let share = share_beside(&mount, &victim[0], || {
+        for one in &mut short {
+            if one.try_wait().expect("a child").is_some() {
+                *one = start();
+                nr_ended += 1;
+            }
+        }
+    });
+    for one in &mut short {
+        one.wait().expect("a child");
+    }
+    assert!(nr_ended > 20 && share >= 44, "{share} %, {nr_ended} have ended");
 }
 
 #[test]

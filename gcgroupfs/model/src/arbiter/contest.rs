@@ -5,6 +5,8 @@
 //! hardware divides its time among them. Bundles take turns. Virtual times are compared among siblings only,
 //! so a group pays for what any of its processes has used.
 
+mod settle;
+
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -25,8 +27,9 @@ pub(super) struct Standing {
     /// Part when it last competed; 0: it has never done so.
     pub(super) part: u64,
     competes: bool,
-    /// Whether it competed at the decision before.
+    /// Whether it competed at the decision before, and its bundle then, unless more than that has used time.
     competed: bool,
+    bundle: Option<usize>,
     /// Highest least virtual time of its children so far.
     floor: u128,
 }
@@ -51,6 +54,9 @@ pub(super) struct Field<'a> {
     /// Part of each competing process below, if these are equal.
     each: Vec<Option<u64>>,
     standings: Vec<Standing>,
+    /// Whether it is a group that has had so much more than a sibling that competes that it is of no bundle,
+    /// where that would be forgiven.
+    leads: Vec<bool>,
     /// Children of each node, those of a bundle beside each other, and at last those that do not compete.
     sorted: Vec<usize>,
 }
@@ -161,6 +167,7 @@ impl<'a> Field<'a> {
         Self {
             tree,
             each: each.collect(),
+            leads: vec![false; parts.len()],
             parts,
             standings,
             sorted: tree.nodes().map(|(node, _)| node).collect(),
@@ -179,8 +186,12 @@ impl<'a> Field<'a> {
         if self.standings[leaf].part == 0 {
             return false;
         }
+        let counted = self.standings[leaf].competes;
         for node in self.tree.up(leaf) {
-            self.standings[node].charge(nsec);
+            let standing = &mut self.standings[node];
+            standing.charge(nsec);
+            // More than the processes that made its bundle have used.
+            standing.bundle = standing.bundle.filter(|_| counted);
         }
         true
     }
@@ -188,7 +199,7 @@ impl<'a> Field<'a> {
     /// Returns whether two siblings are of a bundle.
     fn is_alike(&self, one: usize, other: usize) -> bool {
         let both = self.each[one].zip(self.each[other]);
-        both.is_some_and(|(one, other)| is_near(one, other))
+        !(self.leads[one] || self.leads[other]) && both.is_some_and(|(one, other)| is_near(one, other))
     }
 
     /// Returns the children of a node that compete, by bundle.
@@ -196,35 +207,6 @@ impl<'a> Field<'a> {
         let children = &self.sorted[self.tree[node].children.clone()];
         let nr_competing = children.partition_point(|child| self.parts[*child] > 0);
         children[..nr_competing].chunk_by(|one, other| self.is_alike(*one, *other))
-    }
-
-    /// Sets what each competitor competes for. A competitor that begins to compete, or has used less than it
-    /// could, is placed beside its siblings: unused time is not saved. `slack`: nanoseconds of GPU time by
-    /// which one may have had less than another of its bundle.
-    pub(super) fn settle(&mut self, slack: u64) {
-        self.standings.iter_mut().for_each(Standing::rest);
-        for (parent, node) in self.tree.parents().filter(|(parent, _)| self.parts[*parent] > 0) {
-            let children = node.children.clone();
-            let floor = self.standings[parent].floor;
-            for child in children.clone().filter(|child| self.parts[*child] > 0) {
-                self.standings[child].compete(self.parts[child], floor);
-            }
-            self.sorted[children.clone()].sort_by_key(|child| (self.parts[*child] == 0, self.each[*child]));
-            let known = |child: &usize| Some(self.standings[*child]).filter(|one| one.competed);
-            let time = |bundle: &[usize]| bundle.iter().filter_map(known).map(|one| one.virtual_time).max();
-            let floor = floor.max(self.bundles(parent).filter_map(time).min().unwrap_or(0));
-            for standing in self.standings[children].iter_mut().filter(|one| one.competes) {
-                let slack = if standing.competed {
-                    scaled(slack, standing.part)
-                } else {
-                    0
-                };
-                if standing.virtual_time < floor {
-                    standing.virtual_time = standing.virtual_time.max(floor.saturating_sub(slack));
-                }
-            }
-            self.standings[parent].floor = floor;
-        }
     }
 
     /// Appends the competing processes below some siblings, those with the least virtual time first.

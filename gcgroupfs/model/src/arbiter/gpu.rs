@@ -184,8 +184,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
             let (_, member) = &self.members[at];
             member.gap_until().filter(|_| !member.is_parked)
         };
-        let (ranks, is_uneven) = ranks(&tree, |at| !seen[at].is_frozen, gap);
-        self.crowd(tick, &tree, is_uneven);
+        let ranks = ranks(&tree, |at| !seen[at].is_frozen, gap);
+        let is_uneven = tree.is_uneven;
+        self.crowd(tick, &tree);
         let decision = self.take_turns(now, &tree, policy.weigh, settings);
 
         // What a process measures by itself need not be demanded of all.
@@ -207,12 +208,15 @@ impl<Id: Copy + Ord> Gpu<Id> {
         for (((((_, member), one), quotas), rank), is_below_turn) in each {
             let over = quotas.over_until.is_some();
             let memory = self.memory.share(one.id);
-            let by_policy = !(member.has_turn || member.has_extra) && (member.competes() || is_below_turn);
-            let holds = ((by_policy || memory.is_parked) && !one.is_frozen) || over;
+            let waits = member.competes() || is_below_turn || is_uneven && member.is_ahead;
+            let by_policy = !(member.has_turn || member.has_extra) && waits;
+            // Also the gate of a frozen process, which is in force when that thaws.
+            let is_closed = by_policy || memory.is_parked || over;
+            let holds = (is_closed && !one.is_frozen) || over;
             let has_memory_turn = memory.turn != MemoryTurn::None;
             let is_narrow = rank.is_below || member.is_crowded;
             let is_unknown = is_uneven && !(settings.measures != 0 && one.is_measuring);
-            let gate = if holds {
+            let gate = if is_closed {
                 Gate::Throttled
             } else if quotas.has_any || has_memory_turn || decision.takes_turns || is_narrow {
                 Gate::Arbitrate
@@ -339,8 +343,9 @@ impl<Id: Copy + Ord> Gpu<Id> {
         let decision = contest.decide(now, self.turns);
         (self.turns, self.nr_classes) = (decision.turns, classes.len());
         let standings = tree.of_processes(field.standings());
-        for ((_, member), standing) in self.members.iter_mut().zip(standings) {
+        for (at, ((_, member), standing)) in self.members.iter_mut().zip(standings).enumerate() {
             member.standing = standing;
+            member.is_ahead = field.is_ahead(at);
             (member.class, member.has_extra) = (None, false);
             (member.is_of_turn, member.has_turn) = (false, false);
         }
@@ -369,13 +374,13 @@ impl<Id: Copy + Ord> Gpu<Id> {
 
     /// Determines the part of each process if all that have lately had work compete, and whether others then
     /// have a larger one, so that what it has queued delays them.
-    fn crowd(&mut self, tick: &Tick<'_, Id>, tree: &Tree, is_uneven: bool) {
+    fn crowd(&mut self, tick: &Tick<'_, Id>, tree: &Tree) {
         let is_recent = |at: usize| self.members[at].1.is_recent(tick.now, &tick.seen[at]);
         let fair = tree.of_processes(&parts(tree, is_recent, tick.policy.weigh));
         let most = fair.iter().max().copied().unwrap_or(0);
         for ((_, member), fair) in self.members.iter_mut().zip(fair) {
             member.fair = fair;
-            member.is_crowded = is_uneven && fair > 0 && !is_near(fair, most);
+            member.is_crowded = tree.is_uneven && fair > 0 && !is_near(fair, most);
         }
     }
 

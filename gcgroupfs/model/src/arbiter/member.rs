@@ -101,6 +101,8 @@ pub(super) struct Member {
     pub is_parked: bool,
     /// Whether the policy has given the turn to others: what it uses meanwhile is a debt.
     pub is_out_of_turn: bool,
+    /// Whether it would have to wait if it began: a group that it is in leads a sibling.
+    pub is_ahead: bool,
     /// GPU time that all processes of its class have used out of turn.
     pub debt: Debt,
     /// Since when a quota of it is used up.
@@ -153,6 +155,7 @@ impl Member {
             is_held: false,
             is_parked: false,
             is_out_of_turn: false,
+            is_ahead: false,
             debt: Debt::default(),
             over_since: None,
             has_demand: false,

@@ -16,32 +16,27 @@ pub(super) struct Rank {
     pub(super) gap_until: Option<Time>,
 }
 
-/// Returns what processes mean for each other, whether or not they have work, and whether siblings may have
-/// different numbers of processes with work. `runs`: whether a process may run; `gap`: until when others may
-/// use the pause that it makes.
+/// Returns what processes mean for each other, whether or not they have work. `runs`: whether a process may
+/// run; `gap`: until when others may use the pause that it makes.
 pub(super) fn ranks(
     tree: &Tree,
     runs: impl Fn(usize) -> bool,
     gap: impl Fn(usize) -> Option<Time>,
-) -> (Vec<Rank>, bool) {
-    let numbers = tree.joined(|process| usize::from(runs(process)), usize::saturating_add);
+) -> Vec<Rank> {
+    let runs = tree.joined(runs, |one, other| one || other);
     let first_gaps = tree.joined(gap, earlier);
-    let mut ranks = vec![Rank::default(); numbers.len()];
-    let mut is_uneven = false;
+    let mut ranks = vec![Rank::default(); runs.len()];
     for (parent, node) in tree.parents() {
-        let (mut nr_running, mut most) = (0, 0);
         let mut bounds: Option<(u32, u32)> = None;
         // The first gap that a priority makes.
         let mut gaps: [Option<Time>; LOWEST + 1] = [None; LOWEST + 1];
-        for child in node.children.clone().filter(|child| numbers[*child] > 0) {
-            (nr_running, most) = (nr_running + 1, numbers[child].max(most));
+        for child in node.children.clone().filter(|child| runs[*child]) {
             let priority = tree[child].priority;
             let (best, last) = bounds.unwrap_or((priority, priority));
             bounds = Some((best.min(priority), last.max(priority)));
             let first = &mut gaps[place(priority)];
             *first = earlier(*first, first_gaps[child]);
         }
-        is_uneven |= nr_running > 1 && most > 1;
         for at in 1..gaps.len() {
             gaps[at] = earlier(gaps[at], gaps[at - 1]);
         }
@@ -55,7 +50,7 @@ pub(super) fn ranks(
             };
         }
     }
-    (tree.of_processes(&ranks), is_uneven)
+    tree.of_processes(&ranks)
 }
 
 fn earlier(one: Option<Time>, other: Option<Time>) -> Option<Time> {

@@ -4,6 +4,7 @@ mod charged;
 mod conformance;
 mod debts;
 mod groups;
+mod hostile;
 mod jobs;
 mod memory;
 mod played;

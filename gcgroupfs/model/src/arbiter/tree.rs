@@ -25,6 +25,8 @@ pub(super) struct Tree {
     nodes: Vec<Node>,
     /// The node of each process.
     leaves: Vec<usize>,
+    /// Whether siblings may have different numbers of processes with work: one of them has several.
+    pub(super) is_uneven: bool,
 }
 
 impl Tree {
@@ -41,6 +43,7 @@ impl Tree {
         };
         let mut leaves = vec![0; places.len()];
         let (mut nodes, mut below) = (vec![root], vec![(order.as_slice(), 0)]);
+        let mut is_uneven = false;
         for at in 0.. {
             let Some((processes, level)) = below.get(at).copied() else {
                 break;
@@ -67,8 +70,14 @@ impl Tree {
                 below.push((run, level + 1));
             }
             nodes[at].children = first..nodes.len();
+            let nr_children = nodes[at].children.len();
+            is_uneven |= nr_children > 1 && processes.len() > nr_children;
         }
-        Self { nodes, leaves }
+        Self {
+            nodes,
+            leaves,
+            is_uneven,
+        }
     }
 
     /// Returns all nodes, parents before their children.

@@ -271,7 +271,7 @@ fn frozen_process_counts_as_idle_and_is_held_after_thaw() {
     play.tick();
     assert_eq!(play.gate(low), Gate::Frozen);
     play.world.store("101/compute.freeze", ROOT, "0").unwrap();
-    assert_eq!(play.gate(low), Gate::Arbitrate, "until the next tick");
+    assert_eq!(play.gate(low), Gate::Throttled, "before the next tick");
     play.tick();
     assert_eq!(play.gate(low), Gate::Throttled);
 }

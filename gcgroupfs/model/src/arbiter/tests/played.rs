@@ -66,11 +66,12 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
     while now < length {
         let mut rings = std::mem::take(&mut ends);
         let mut looks: Vec<u64> = Vec::new();
+        let acts = players.iter_mut().map(|player| u32::from(player.act(now)));
+        if acts.sum::<u32>() > 0 {
+            wanting.clear();
+            at = tick(&mut gpu, policy, players, now, &settings);
+        }
         for player in players.iter_mut() {
-            if let Some((at, to, each)) = player.moves.filter(|(at, ..)| *at <= now) {
-                player.moves = Some((at + each, player.place, each));
-                (player.place, wanting, rings) = (to, Vec::new(), true);
-            }
             let (was_idle, waited) = (!player.is_busy(), player.waits());
             looks.extend(player.submit(now));
             let begins = was_idle && player.is_busy() || !waited && player.waits();
@@ -108,7 +109,7 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
         let passed = next.saturating_sub(now).max(LEAST);
         let want: Vec<bool> = players
             .iter()
-            .map(|player| player.is_busy() || player.wants(now))
+            .map(|player| player.is_busy() || player.wants(now) && !player.is_frozen(now))
             .collect();
         if want != wanting {
             wanting = want;
@@ -144,18 +145,18 @@ pub(super) fn play_on(hardware: Hardware, policy: &Policy, players: &mut [Player
 }
 
 fn tick(
-    gpu: &mut Gpu<usize>,
+    gpu: &mut Gpu<(usize, u32)>,
     policy: &Policy,
     players: &mut [Player],
     now: u64,
     settings: &Settings,
 ) -> Option<u64> {
-    let each = players.iter().enumerate();
-    let seen: Vec<_> = each.map(|(id, player)| player.seen(id, now)).collect();
+    let present = players.iter().enumerate().filter(|(_, player)| player.is_present);
+    let seen: Vec<_> = present.map(|(at, player)| player.seen(at, now)).collect();
     let charges = gpu.measure(now, &seen, settings);
-    let each = players.iter_mut().zip(charges);
+    let each = seen.iter().zip(charges);
     let quotas: Vec<_> = each
-        .map(|(player, used)| player.charge(now, used.charged))
+        .map(|(one, used)| players[one.id.0].charge(now, used.charged))
         .collect();
     let tick = Tick {
         now,
@@ -165,14 +166,17 @@ fn tick(
         capacity: None,
     };
     let Plan { orders, next, .. } = gpu.decide(&tick, settings);
-    for (player, order) in players.iter_mut().zip(orders) {
-        player.order = order;
+    for (one, order) in seen.iter().zip(orders) {
+        players[one.id.0].order = order;
     }
-    let meters = players.iter().enumerate().filter_map(|(id, player)| {
+    let meters = seen.iter().filter_map(|one| {
+        let player = &players[one.id.0];
         let meter = player.quota.as_ref()?;
         match meter.is_over() {
             true => Some(meter.repaid()),
-            false => gpu.has_demand(id).then(|| meter.lasts(now).max(now + 200 * USEC)),
+            false => gpu
+                .has_demand(one.id)
+                .then(|| meter.lasts(now).max(now + 200 * USEC)),
         }
     });
     meters.chain(next).min()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use gcgroup_abi::{Gate, UNKNOWN_COST};
 
-use super::played::{MSEC, USEC};
+use super::played::{MSEC, SEC, USEC};
 use crate::arbiter::member::Seen;
 use crate::arbiter::memory_turns::Holding;
 use crate::arbiter::place::{Place, Step};
@@ -50,12 +50,28 @@ const UNKNOWN: Cost = Cost {
     quickest: u64::MAX,
 };
 
+/// An event in the life of a process.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Act {
+    /// Moves it, or gives it another priority.
+    Move(Place),
+    /// Kills it with its queued work.
+    End,
+    /// Starts another one in its place.
+    Start,
+    /// Freezes it until that time.
+    Freeze(u64),
+}
+
 /// One process: it works for `on` nanoseconds of GPU time, then pauses for `off` nanoseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Player {
     pub(super) place: Place,
-    /// When it moves, to where, and after what time it moves back.
-    pub(super) moves: Option<(u64, Place, u64)>,
+    /// Events to come, with their times, the last first.
+    script: Vec<(u64, Act)>,
+    /// Number of processes that have ended in its place.
+    ended: u32,
+    pub(super) is_present: bool,
     on: u64,
     off: u64,
     /// GPU time of its submissions, in turn.
@@ -84,9 +100,11 @@ pub(super) struct Player {
     /// The last submission that ran beside others: its length, the time that it took, and the GPU time
     /// charged before it.
     unsettled: Option<(u64, u64, u64)>,
-    pub(super) order: GateOrder<usize>,
+    pub(super) order: GateOrder<(usize, u32)>,
     /// Claims waiting threads, in changing numbers, and never goes on.
     is_liar: bool,
+    /// Measures its work also while its gate is open.
+    is_measuring: bool,
     /// Frozen until that time.
     frozen_until: u64,
 }
@@ -100,7 +118,9 @@ impl Player {
     pub(super) fn mixed(priority: u32, kernels: &[u64]) -> Self {
         Self {
             place: Place::new(&[], priority),
-            moves: None,
+            script: Vec::new(),
+            ended: 0,
+            is_present: true,
             on: u64::MAX,
             off: 0,
             kernels: kernels.to_vec(),
@@ -122,6 +142,7 @@ impl Player {
             unsettled: None,
             order: GateOrder::OPEN,
             is_liar: false,
+            is_measuring: false,
             frozen_until: 0,
         }
     }
@@ -139,20 +160,56 @@ impl Player {
         }
     }
 
-    /// Returns it so that it moves to the place of another one.
-    pub(super) fn moves(self, at: u64, to: &Self) -> Self {
-        Self {
-            moves: Some((at, to.place, u64::MAX / 2)),
-            ..self
-        }
+    /// Returns it so that its work is also measured while its gate is open.
+    pub(super) fn measuring(self) -> Self {
+        let is_measuring = true;
+        Self { is_measuring, ..self }
+    }
+
+    /// Returns it with a script, in the order of time.
+    pub(super) fn script(self, acts: impl IntoIterator<Item = (u64, Act)>) -> Self {
+        let mut script: Vec<(u64, Act)> = acts.into_iter().collect();
+        script.reverse();
+        Self { script, ..self }
     }
 
     /// Returns it so that it moves between its place and that of another one all the time.
     pub(super) fn commutes(self, each: u64, to: &Self) -> Self {
-        Self {
-            moves: Some((each, to.place, each)),
-            ..self
+        let places = [to.place, self.place];
+        let moves = (0..10 * SEC / each).zip(places.into_iter().cycle());
+        self.script(moves.map(|(at, place)| ((at + 1) * each, Act::Move(place))))
+    }
+
+    /// Does what its script says for `now`, or thaws. Returns whether it has done anything.
+    pub(super) fn act(&mut self, now: u64) -> bool {
+        let before = self.script.len();
+        let thaws = self.frozen_until > 0 && !self.is_frozen(now);
+        if thaws {
+            self.frozen_until = 0;
         }
+        while let Some((_, act)) = self.script.pop_if(|(at, _)| *at <= now) {
+            match act {
+                Act::Move(place) => self.place = place,
+                Act::Freeze(until) => self.frozen_until = until,
+                Act::Start => (self.is_present, self.resumes) = (true, now),
+                Act::End => {
+                    *self = Self {
+                        ended: self.ended + 1,
+                        is_present: false,
+                        on: self.on,
+                        off: self.off,
+                        left: self.on,
+                        place: self.place,
+                        is_measuring: self.is_measuring,
+                        used: self.used,
+                        bursts: std::mem::take(&mut self.bursts),
+                        script: std::mem::take(&mut self.script),
+                        ..Self::mixed(0, &self.kernels)
+                    }
+                }
+            }
+        }
+        thaws || self.script.len() < before
     }
 
     pub(super) fn liar(priority: u32) -> Self {
@@ -188,7 +245,11 @@ impl Player {
     }
 
     pub(super) fn wants(&self, now: u64) -> bool {
-        self.left > 0 && now >= self.resumes
+        self.is_present && self.left > 0 && now >= self.resumes
+    }
+
+    pub(super) fn is_frozen(&self, now: u64) -> bool {
+        now < self.frozen_until
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -213,9 +274,9 @@ impl Player {
         }
     }
 
-    pub(super) fn seen(&self, id: usize, now: u64) -> Seen<usize> {
+    pub(super) fn seen(&self, at: usize, now: u64) -> Seen<(usize, u32)> {
         Seen {
-            id,
+            id: (at, self.ended),
             place: self.place,
             busy_nsec: self.busy_nsec,
             is_busy: self.is_busy(),
@@ -225,9 +286,9 @@ impl Player {
                 true => 1 + u32::from((now / (20 * USEC)).is_multiple_of(3)),
                 false => u32::from(self.waits()),
             },
-            is_frozen: now < self.frozen_until,
+            is_frozen: self.is_frozen(now),
             is_watched: false,
-            is_measuring: false,
+            is_measuring: self.is_measuring,
             memory: Holding::default(),
         }
     }
@@ -271,12 +332,15 @@ impl Player {
     pub(super) fn submit(&mut self, now: u64) -> Option<u64> {
         while self.wants(now) {
             let length = self.kernels[self.next].min(self.left);
-            let gate = match now < self.frozen_until {
+            let gate = match self.is_frozen(now) {
                 true => Gate::Frozen,
                 false => self.order.gate,
             };
             let (waited, patience) = match gate {
-                Gate::Frozen => (0, self.frozen_until - now),
+                Gate::Frozen => {
+                    self.waiting = None;
+                    (0, self.frozen_until - now)
+                }
                 Gate::Throttled => (self.waited(gate, now), self.order.patience),
                 Gate::Run | Gate::Track if self.queue.iter().map(|one| one.left).sum::<u64>() < 20 * MSEC => {
                     (0, 0)
@@ -433,7 +497,8 @@ impl Player {
     /// Returns when its habits change by themselves.
     pub(super) fn changes(&self, now: u64) -> Option<u64> {
         let resumes = (self.left > 0).then_some(self.resumes);
-        [resumes, Some(self.frozen_until)]
+        let acts = self.script.last().map(|(at, _)| *at);
+        [resumes, acts, Some(self.frozen_until)]
             .into_iter()
             .flatten()
             .filter(|when| *when > now)

@@ -61,7 +61,7 @@ fn classes(policy: &Policy, ones: &[One], settings: &Settings) -> Vec<Class> {
         before[tree.leaf(at)] = 0;
     }
     let mut before = Field::new(&tree, before, vec![Standing::default(); parts.len()]);
-    before.settle(0);
+    before.settle(settings.cycle / 2);
     let mut standings = before.standings().to_vec();
     for (standing, part) in standings.iter_mut().zip(&parts) {
         standing.part = *part;
@@ -70,7 +70,7 @@ fn classes(policy: &Policy, ones: &[One], settings: &Settings) -> Vec<Class> {
     for (at, one) in ones.iter().enumerate().filter(|(_, one)| one.is_busy) {
         field.charge(at, one.had);
     }
-    field.settle(0);
+    field.settle(settings.cycle / 2);
     field.classes(settings)
 }
 

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use gcgroup_abi::Gate;
 
 use super::played::{HARDWARE, MSEC, Played, SEC, assert_near, play, play_on, share};
-use super::player::Player;
+use super::player::{Act, Player};
 use crate::arbiter::policy::{POLICIES, STRICT, WEIGHTED};
 
 /// xorshift64*
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn below(&mut self, most: u32) -> u32 {
+    pub(super) fn below(&mut self, most: u32) -> u32 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -182,7 +182,7 @@ fn moved_process_competes_with_its_new_siblings_from_then_on() {
     // What it has had in the root is nothing to the members of its new group.
     let member = |priority| Player::new(8, MSEC / 4).within(&[(1, 8)], priority);
     let mut players = [
-        Player::new(8, MSEC / 4).moves(2 * SEC, &member(8)),
+        Player::new(8, MSEC / 4).script([(2 * SEC, Act::Move(member(8).place))]),
         member(7).frozen(1_800 * MSEC),
         Player::new(9, MSEC / 4),
     ];
