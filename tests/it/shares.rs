@@ -143,7 +143,8 @@ fn tenant_that_freezes_its_processes_in_turn_has_its_part() {
         at = (at + 1) % attackers.len();
         mount.write(attackers[at].pid(), "compute.freeze", "0");
     });
-    assert!(share >= 44, "{share} %");
+    // It had 15 % where what draining processes use was forgiven.
+    assert!(share >= 36, "{share} %");
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn tenant_of_short_processes_has_its_part() {
     for one in &mut short {
         one.wait().expect("a child");
     }
-    assert!(nr_ended > 20 && share >= 44, "{share} %, {nr_ended} have ended");
+    assert!(nr_ended > 20 && share >= 36, "{share} %, {nr_ended} have ended");
 }
 
 #[test]
