@@ -26,6 +26,20 @@ fn kinds(events: &[Value]) -> Vec<&str> {
 }
 
 #[test]
+fn changes_of_a_group_are_listed_whatever_its_name() {
+    let mount = Mount::with(Config::default().arg("--allow-other"));
+    for name in ["two words", "a=b", "\u{e9}t\u{e9}", "a\u{1b}[31m", "a\\040b"] {
+        fs::create_dir(mount.path().join(name)).expect("a group");
+        mount.write(name, "memory.limit", "4096");
+        for uid in [0, BOB] {
+            let all = events(&mount, uid, name);
+            assert_eq!(kinds(&all), ["made", "set"], "{name:?}: {all:?}");
+            assert!(all.iter().all(|event| event["group"] == name), "{all:?}");
+        }
+    }
+}
+
+#[test]
 fn events_of_a_process_are_listed_in_order_with_their_texts() {
     let mount = Mount::with(Config::default().arg("--allow-other"));
     fs::create_dir(mount.path().join("team")).expect("a group");

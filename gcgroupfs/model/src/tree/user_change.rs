@@ -34,7 +34,7 @@ pub struct UserChange {
     pub directory: String,
     /// Pid of the process whose directory it is.
     pub process: Option<u32>,
-    /// Path of the group whose directory it is, as one word.
+    /// Path of the group whose directory it is, below the root.
     pub group: Option<String>,
     /// Device whose directory it is.
     pub device: Option<u8>,
@@ -61,7 +61,7 @@ impl State {
         let (process, group) = match directory.whose() {
             Entity::Root => (None, None),
             Entity::Process(id) => (self.processes.get(&id).map(|process| process.identity.pid), None),
-            Entity::Group(id) => (None, Some(format!("/{}", word(&self.path(Some(id)))))),
+            Entity::Group(id) => (None, Some(self.path(Some(id)))),
         };
         let job = match directory.whose() {
             Entity::Group(id) => self.groups.get(&id).and_then(|group| group.job.as_ref()),
@@ -70,7 +70,7 @@ impl State {
         let is_set_up = job.is_some_and(|job| job.pid == caller.pid && !job.has_ended);
         let whole = match (&process, &group) {
             (Some(pid), _) => format!("/{pid}"),
-            (None, Some(path)) => path.clone(),
+            (None, Some(path)) => format!("/{}", word(path)),
             (None, None) => "/".to_owned(),
         };
         UserChange {

@@ -334,10 +334,7 @@ fn changed(change: &UserChange) -> Event {
         what: what.to_owned(),
         pid: change.process,
         uid: change.caller.uid,
-        group: change
-            .group
-            .as_ref()
-            .map(|group| group.trim_matches('/').to_owned()),
+        group: change.group.clone(),
         gpu: change.device.map(usize::from),
         text: format!("{}{values}, by process {}", change.path(), change.caller.pid),
         ..Event::default()
@@ -400,7 +397,7 @@ fn log_change(change: &UserChange) {
         ($level:ident) => {
             $level!(
                 PID = process,
-                GROUP = group,
+                GROUP = group.as_ref().map(|group| format!("/{}", word(group))),
                 GPU = device,
                 FILE = change.path(),
                 OLD = old,
