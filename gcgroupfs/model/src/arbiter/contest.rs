@@ -125,6 +125,7 @@ impl Groups {
         for id in groups.iter().copied().map(Some).chain([None]) {
             if let Some(group) = self.0.get_mut(&id) {
                 group.own.charge(nsec);
+                group.own.bundle = None;
             }
         }
     }

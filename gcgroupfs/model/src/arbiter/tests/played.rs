@@ -151,6 +151,12 @@ fn tick(
     now: u64,
     settings: &Settings,
 ) -> Option<u64> {
+    for player in players.iter_mut() {
+        if let Some((place, nsec)) = player.remainder.take() {
+            gpu.charge_remainder(&place.groups().collect::<Vec<u64>>(), nsec);
+        }
+        player.looked = player.used;
+    }
     let present = players.iter().enumerate().filter(|(_, player)| player.is_present);
     let seen: Vec<_> = present.map(|(at, player)| player.seen(at, now)).collect();
     let charges = gpu.measure(now, &seen, settings);

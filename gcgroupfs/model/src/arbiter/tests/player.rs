@@ -95,6 +95,9 @@ pub(super) struct Player {
     queued_until: u64,
     pub(super) busy_nsec: u64,
     pub(super) used: u64,
+    /// `used` at the last tick, and what the process that has ended in its place had used since then.
+    pub(super) looked: u64,
+    pub(super) remainder: Option<(Place, u64)>,
     /// GPU time that the daemon has charged to it.
     pub(super) charged: u64,
     /// The last submission that ran beside others: its length, the time that it took, and the GPU time
@@ -143,6 +146,8 @@ impl Player {
             order: GateOrder::OPEN,
             is_liar: false,
             is_measuring: false,
+            looked: 0,
+            remainder: None,
             frozen_until: 0,
         }
     }
@@ -202,6 +207,8 @@ impl Player {
                         place: self.place,
                         is_measuring: self.is_measuring,
                         used: self.used,
+                        looked: self.used,
+                        remainder: Some((self.place, self.used - self.looked)),
                         bursts: std::mem::take(&mut self.bursts),
                         script: std::mem::take(&mut self.script),
                         ..Self::mixed(0, &self.kernels)
