@@ -213,3 +213,49 @@ fn jobs_moved_among_groups_that_come_and_go_all_progress() {
     }
     progress(&mount, 20_000);
 }
+
+/// Starts batch jobs in these groups, one for each, which are made; `""`: in the root.
+fn jobs_in(mount: &Mount, groups: &[&str]) -> Vec<Governed> {
+    let start = |group: &&str| {
+        let job = batch(mount);
+        if !group.is_empty() {
+            fs::create_dir_all(mount.path().join(group)).expect("root may create a group");
+            mount.write(group, "gcgroup.procs", &job.pid().to_string());
+        }
+        job
+    };
+    groups.iter().map(start).collect()
+}
+
+#[test]
+fn examples_of_the_manual_hold() {
+    type Example = (
+        &'static [&'static str],
+        Option<(&'static str, &'static str)>,
+        &'static [u64],
+    );
+    const EXAMPLES: &[Example] = &[
+        (&["a", "b", "b", "b", "b", "b"], None, &[50, 10, 10, 10, 10, 10]),
+        (
+            &["a", "b", "b", "b", "b", "b"],
+            Some(("b", "9")),
+            &[67, 7, 7, 7, 7, 7],
+        ),
+        (&["job-1", "job-2", "job-3", "job-3"], None, &[33, 33, 17, 17]),
+        (&["", "a", "a"], None, &[50, 25, 25]),
+        (&["", "a", "a/b", "a/b"], None, &[50, 25, 13, 13]),
+    ];
+    for (groups, priority, expected) in EXAMPLES {
+        let mount = Mount::new();
+        let jobs = jobs_in(&mount, groups);
+        if let Some((group, priority)) = priority {
+            mount.write(group, "compute.priority", priority);
+        }
+        for (job, expected) in jobs.iter().zip(*expected) {
+            wait_until("the effective share is shown", || {
+                mount.number(job.pid(), "compute.stat", "share_percent") == *expected
+            });
+        }
+        wait_for_share(&mount, [&jobs[..1], &jobs[1..]], expected[0]);
+    }
+}
