@@ -39,8 +39,8 @@ impl Tree {
         self.lets(directory, caller, &[], 0o3)
     }
 
-    /// Returns whether the caller, who is also in these `groups`, has all `wanted` permission bits (read 4,
-    /// write 2, search 1) on a directory or file, by its owner, group and mode.
+    /// Returns whether the caller has all `wanted` permission bits (read 4, write 2, search 1) on a directory
+    /// or file, by its owner, group and mode. `groups` are the caller's supplementary groups.
     ///
     /// # Errors
     /// [`Error::Gone`].
