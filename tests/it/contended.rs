@@ -28,6 +28,12 @@ pub(crate) const BATCH: [&str; 13] = [
     "3600",
 ];
 
+/// Returns [`BATCH`] with kernels so long that the job has work queued whenever it has the turn, also on a
+/// machine with few processors.
+pub(crate) fn long_batch() -> [&'static str; 13] {
+    BATCH.map(|word| if word == "500" { "4000" } else { word })
+}
+
 /// Starts a batch job with this priority that is busy until it is dropped.
 #[track_caller]
 pub(crate) fn batch(mount: &Mount, gpu: u32, priority: u32) -> Governed {
@@ -69,6 +75,32 @@ pub(crate) fn goes_on(mount: &Mount, pid: i32, gpu: usize, usec: u64) {
         truth.usage_usec(pid, gpu) >= goal
     });
 }
+
+/// Waits until each of these sets of processes has its percentage of what all use, within six percent, over
+/// an interval in which all use a second of GPU 0.
+#[track_caller]
+pub(crate) fn wait_for_used(mount: &Mount, parts: &[(Vec<i32>, u64)]) {
+    let truth = mount.truth();
+    let used = |pids: &[i32]| -> u64 { pids.iter().map(|pid| truth.usage_usec(*pid, 0)).sum() };
+    let look = || -> Vec<u64> { parts.iter().map(|(pids, _)| used(pids)).collect() };
+    let mut before = look();
+    wait_until("each has used its part of the GPU", || {
+        let now = look();
+        let passed: Vec<u64> = now
+            .iter()
+            .zip(&before)
+            .map(|(now, before)| now - before)
+            .collect();
+        let all: u64 = passed.iter().sum();
+        if all < 1_000_000 {
+            return false;
+        }
+        before = now;
+        let mut each = passed.iter().zip(parts);
+        each.all(|(used, (_, percent))| (100 * used / all).abs_diff(*percent) <= 6)
+    });
+}
+
 /// Waits until the ratio of the first process's GPU time to the second's satisfies `is_it`, over an interval
 /// in which all processes together used 200 ms of GPU 0.
 #[track_caller]

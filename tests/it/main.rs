@@ -128,6 +128,8 @@ mod interception;
 #[cfg(test)]
 mod job_limits;
 #[cfg(test)]
+mod job_weights;
+#[cfg(test)]
 mod jobs;
 #[cfg(test)]
 mod kill;

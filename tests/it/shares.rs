@@ -5,13 +5,10 @@ use std::process::{Child, Stdio};
 
 use support::{Governed, Mount, artifacts, wait_until};
 
-use crate::contended::{BATCH, goes_on};
+use crate::contended::{goes_on, long_batch, wait_for_used};
 
-/// Starts a batch job with kernels so long that it has work queued whenever it has the turn, also on a
-/// machine with few processors.
 fn batch(mount: &Mount) -> Governed {
-    let arguments = BATCH.map(|word| if word == "500" { "4000" } else { word });
-    mount.load(&arguments)
+    mount.load(&long_batch())
 }
 
 /// Starts `number` batch jobs in a group, which is made.
@@ -24,27 +21,11 @@ fn tenant(mount: &Mount, group: &str, number: usize) -> Vec<Governed> {
     jobs
 }
 
-fn used(mount: &Mount, jobs: &[Governed]) -> u64 {
-    let truth = mount.truth();
-    jobs.iter().map(|job| truth.usage_usec(job.pid(), 0)).sum()
-}
-
-/// Waits until the first jobs have `percent` of what all use, within six percent, over an interval in which
-/// all use a second of GPU time.
+/// Waits until the first jobs have `percent` of what all use, by the simulator's truth.
 #[track_caller]
 fn wait_for_share(mount: &Mount, [first, others]: [&[Governed]; 2], percent: u64) {
-    let both = || [first, others].map(|jobs| used(mount, jobs));
-    let mut before = both();
-    wait_until("the share is as expected", || {
-        let now = both();
-        let [one, other] = [now[0] - before[0], now[1] - before[1]];
-        if one + other < 1_000_000 {
-            return false;
-        }
-        before = now;
-        let share = 100 * one / (one + other);
-        share.abs_diff(percent) <= 6
-    });
+    let pids = |jobs: &[Governed]| jobs.iter().map(Governed::pid).collect();
+    wait_for_used(mount, &[(pids(first), percent), (pids(others), 100 - percent)]);
 }
 
 #[test]
@@ -212,50 +193,4 @@ fn jobs_moved_among_groups_that_come_and_go_all_progress() {
         }
     }
     progress(&mount, 20_000);
-}
-
-/// Starts batch jobs in these groups, one for each, which are made; `""`: in the root.
-fn jobs_in(mount: &Mount, groups: &[&str]) -> Vec<Governed> {
-    let start = |group: &&str| {
-        let job = batch(mount);
-        if !group.is_empty() {
-            fs::create_dir_all(mount.path().join(group)).expect("root may create a group");
-            mount.write(group, "gcgroup.procs", &job.pid().to_string());
-        }
-        job
-    };
-    groups.iter().map(start).collect()
-}
-
-#[test]
-fn examples_of_the_manual_hold() {
-    type Example = (
-        &'static [&'static str],
-        Option<(&'static str, &'static str)>,
-        &'static [u64],
-    );
-    const EXAMPLES: &[Example] = &[
-        (&["a", "b", "b", "b", "b", "b"], None, &[50, 10, 10, 10, 10, 10]),
-        (
-            &["a", "b", "b", "b", "b", "b"],
-            Some(("b", "9")),
-            &[67, 7, 7, 7, 7, 7],
-        ),
-        (&["job-1", "job-2", "job-3", "job-3"], None, &[33, 33, 17, 17]),
-        (&["", "a", "a"], None, &[50, 25, 25]),
-        (&["", "a", "a/b", "a/b"], None, &[50, 25, 13, 13]),
-    ];
-    for (groups, priority, expected) in EXAMPLES {
-        let mount = Mount::new();
-        let jobs = jobs_in(&mount, groups);
-        if let Some((group, priority)) = priority {
-            mount.write(group, "compute.priority", priority);
-        }
-        for (job, expected) in jobs.iter().zip(*expected) {
-            wait_until("the effective share is shown", || {
-                mount.number(job.pid(), "compute.stat", "share_percent") == *expected
-            });
-        }
-        wait_for_share(&mount, [&jobs[..1], &jobs[1..]], expected[0]);
-    }
 }

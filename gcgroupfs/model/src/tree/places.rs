@@ -28,7 +28,7 @@ impl State {
         let step = |id: GroupId| {
             Some(Step {
                 group: id.0,
-                priority: self.group_priority(self.groups.get(&id)?, device),
+                priority: self.group_priority(self.groups.get(&id)?, Some(device)),
             })
         };
         groups.filter_map(step).collect()
@@ -54,30 +54,38 @@ impl State {
         own.map_or(Vec::new(), |own| competitors(&places, own, self.policy()))
     }
 
-    /// Returns the priority of a group among its siblings on a device. That of a job's group is the one of
-    /// the process that was started, or else of all its processes if they have the same.
-    fn group_priority(&self, group: &Group, device: usize) -> u32 {
-        let uuid = self.devices.get(device).map(|device| device.uuid_text.as_str());
-        let members = || {
-            group
-                .members
-                .iter()
-                .filter_map(|id| Some(&**self.processes.get(id)?))
-        };
-        let is_started = |process: &&Process| {
+    /// Returns the priority of a group among its siblings, as a whole or on a device. That of a job's group
+    /// is the one of the process that was started, or else of all its processes if they have the same.
+    pub(super) fn group_priority(&self, group: &Group, device: Option<usize>) -> u32 {
+        let of_job = group.is_job.then(|| self.job_priority(group, device)).flatten();
+        of_job.unwrap_or_else(|| group.inherited.rank(device).in_force())
+    }
+
+    fn job_priority(&self, group: &Group, device: Option<usize>) -> Option<u32> {
+        let uuid = device.and_then(|device| Some(self.devices.get(device)?.uuid_text.as_str()));
+        let priority = |process: &Process| process.priority(device, uuid);
+        let processes = self.of_job(group);
+        let is_started = |process: &&&Process| {
             let identity = &process.identity;
             let job = group.job.as_ref();
             job.is_some_and(|job| (job.pid, job.start_time) == (identity.pid, identity.start_time))
         };
-        let priority = |process: &Process| process.priority(Some(device), uuid);
-        let of_members = || match members().find(is_started) {
-            Some(started) => Some(priority(started)),
-            None => {
-                let first = priority(members().next()?);
-                members().all(|one| priority(one) == first).then_some(first)
-            }
-        };
-        let of_job = group.is_job.then(of_members).flatten();
-        of_job.unwrap_or_else(|| group.inherited.rank(Some(device)).in_force())
+        if let Some(started) = processes.iter().find(is_started) {
+            return Some(priority(started));
+        }
+        let first = priority(processes.first()?);
+        processes
+            .iter()
+            .all(|one| priority(one) == first)
+            .then_some(first)
+    }
+
+    /// Returns the processes of a job, also those of jobs that it has started.
+    fn of_job(&self, group: &Group) -> Vec<&Process> {
+        let own = group.members.iter();
+        let own = own.filter_map(|id| Some(&**self.processes.get(id)?));
+        let below = group.children.values().filter_map(|id| self.groups.get(id));
+        let below = below.filter(|group| group.is_job);
+        own.chain(below.flat_map(|group| self.of_job(group))).collect()
     }
 }

@@ -221,13 +221,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns `compute.priority` in force: of a process its own, or the nearest group's above.
+    /// Returns `compute.priority` in force: of a process its own, or the nearest group's above; of a group
+    /// that among its siblings.
     fn priority(&self) -> Result<Value> {
         let (_, uuid) = self.settings()?;
         let priority = match self.scope {
             Scope::Root => return Err(Error::NotFound),
             Scope::Process(process, device) => process.priority(device, uuid),
-            Scope::Group(group, device) => group.inherited.rank(device).in_force(),
+            Scope::Group(group, device) => self.state.group_priority(group, device),
         };
         Ok(Value::Number(priority.into()))
     }

@@ -9,6 +9,10 @@ use crate::tree::{Directory, GroupId, Job, Origins, Owner, ProcessId, Settings, 
 
 /// Makes the group of a job whose command is the process with this pid.
 fn job(play: &Play, name: &str, pid: u32) -> GroupId {
+    job_in(play, Directory::ROOT, name, pid)
+}
+
+fn job_in(play: &Play, parent: Directory, name: &str, pid: u32) -> GroupId {
     let transient = Transient {
         owner: Owner { uid: 0, gid: 0 },
         settings: Settings::default(),
@@ -23,8 +27,7 @@ fn job(play: &Play, name: &str, pid: u32) -> GroupId {
         is_requested: true,
     };
     let tree = &play.world.tree;
-    tree.make_job_group(&new_group(Directory::ROOT, name), transient)
-        .unwrap()
+    tree.make_job_group(&new_group(parent, name), transient).unwrap()
 }
 
 /// Registers a process with work and moves it into a group.
@@ -61,7 +64,12 @@ fn priority_of_a_jobs_command_is_the_groups_weight() {
     let set = |play: &Play, path: &str, value| play.world.store(path, ROOT, value).unwrap();
     set(&play, "100/compute.priority", "6");
     assert_eq!(shares(&mut play, [100, 200]), [80, 20]);
+    let shown = |play: &Play| {
+        ["100", "job", "job/0"].map(|path| play.world.show(&format!("{path}/compute.priority")))
+    };
+    assert_eq!(shown(&play), ["6\n"; 3]);
     set(&play, "100/compute.priority", "default");
+    assert_eq!(shown(&play), ["8\n"; 3]);
     set(&play, "job/compute.priority", "9");
     assert_eq!(shares(&mut play, [100, 200]), [33, 67]);
     set(&play, "job/compute.priority", "default");
@@ -71,6 +79,27 @@ fn priority_of_a_jobs_command_is_the_groups_weight() {
     assert_eq!(shares(&mut play, [100, 101, 200]), [33, 17, 50]);
     set(&play, "100/compute.priority", "9");
     assert_eq!(shares(&mut play, [100, 101, 200]), [17, 17, 67]);
+}
+
+#[test]
+fn priority_of_a_job_in_a_job_is_the_weight_of_both() {
+    let mut play = Play::new(1);
+    let outer = job(&play, "outer", 90);
+    job_in(&play, Directory::of(Some(outer)), "inner", 100);
+    member(&play, "outer/inner", 100);
+    member(&play, "", 200);
+    let set = |play: &Play, path: &str, value| play.world.store(path, ROOT, value).unwrap();
+    set(&play, "100/compute.priority", "7");
+    assert_eq!(shares(&mut play, [100, 200]), [67, 33]);
+    // Beside another process of the outer job it counts there only.
+    member(&play, "outer", 101);
+    assert_eq!(shares(&mut play, [100, 101, 200]), [33, 17, 50]);
+    // A group that is no job's has a priority of its own.
+    play.world.group("outer/team");
+    set(&play, "outer/team/gcgroup.procs", "101");
+    set(&play, "101/compute.priority", "9");
+    assert_eq!(shares(&mut play, [100, 101, 200]), [44, 22, 33]);
+    assert_eq!(play.world.show("outer/compute.priority"), "7\n");
 }
 
 #[test]

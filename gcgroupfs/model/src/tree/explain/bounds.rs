@@ -34,6 +34,14 @@ pub(super) fn bounds(case: &Case<'_>) -> Vec<Line> {
     if let Subject::Process(process) = case.subject {
         lines.extend((0..case.state.devices.len()).filter_map(|device| share(case, process, device)));
     }
+    if let Subject::Group(group) = case.subject {
+        let of_processes = case.state.group_priority(group, None);
+        lines.extend((of_processes != priority(case, None)).then(|| {
+            Line::new(format!(
+                "compute.priority {of_processes} among its siblings: that of its processes"
+            ))
+        }));
+    }
     lines
 }
 
