@@ -15,51 +15,22 @@ use crate::config;
 
 /// All checks, in the order in which one depends on another; a new check is a row here.
 pub(super) const CHECKS: &[Check] = &[
-    Check {
-        name: "kernel",
-        look: kernel,
-    },
-    Check {
-        name: "fuse",
-        look: fuse,
-    },
-    Check {
-        name: "driver",
-        look: driver,
-    },
-    Check {
-        name: "library",
-        look: library,
-    },
-    Check {
-        name: "preload",
-        look: preload,
-    },
-    Check {
-        name: "rules",
-        look: rules,
-    },
-    Check {
-        name: "daemon",
-        look: daemon,
-    },
-    Check {
-        name: "mount",
-        look: mount,
-    },
-    Check {
-        name: "settings",
-        look: settings,
-    },
-    Check {
-        name: "unmanaged",
-        look: unmanaged,
-    },
-    Check {
-        name: "containers",
-        look: containers,
-    },
+    check("kernel", kernel),
+    check("fuse", fuse),
+    check("driver", driver),
+    check("library", library),
+    check("preload", preload),
+    check("rules", rules),
+    check("daemon", daemon),
+    check("mount", mount),
+    check("settings", settings),
+    check("unmanaged", unmanaged),
+    check("containers", containers),
 ];
+
+const fn check(name: &'static str, look: fn(&Machine) -> Vec<Finding>) -> Check {
+    Check { name, look }
+}
 
 /// The oldest kernel with pidfd_open(2) and what the daemon needs besides, as README says.
 const OLDEST_KERNEL: (u32, u32) = (5, 4);

@@ -23,315 +23,152 @@ pub(super) struct Binding {
     pub(super) press: fn(&mut App) -> Effect,
 }
 
+/// Returns a row without help and label.
+const fn key(keys: &'static [KeyCode], press: fn(&mut App) -> Effect) -> Binding {
+    Binding {
+        keys,
+        names: "",
+        help: "",
+        label: ("", ""),
+        press,
+    }
+}
+
+impl Binding {
+    /// Names keys in the help, those of following rows too, and says what they do.
+    const fn help(self, names: &'static str, help: &'static str) -> Self {
+        Self { names, help, ..self }
+    }
+
+    /// Shows a key in the last line of the screen.
+    const fn label(self, key: &'static str, name: &'static str) -> Self {
+        let label = (key, name);
+        Self { label, ..self }
+    }
+}
+
 /// Lowest priority.
 const LOWEST: u64 = 15;
 
 pub(super) const BINDINGS: &[Binding] = &[
-    Binding {
-        keys: &[F(1), Char('h'), Char('?')],
-        names: "F1 h ?",
-        help: "show the keys",
-        label: ("F1", "Help"),
-        press: |app| {
-            app.mode = Mode::Text(help(), 0);
-            Effect::None
-        },
-    },
-    Binding {
-        keys: &[Up, Char('p')],
-        names: "Up Down PgUp PgDn Home End",
-        help: "select a row",
-        label: ("", ""),
-        press: |app| go(app, app.cursor.saturating_sub(1)),
-    },
-    Binding {
-        keys: &[Down, Char('n')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| go(app, app.cursor + 1),
-    },
-    Binding {
-        keys: &[PageUp],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| go(app, app.cursor.saturating_sub(app.page)),
-    },
-    Binding {
-        keys: &[PageDown],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| go(app, app.cursor.saturating_add(app.page)),
-    },
-    Binding {
-        keys: &[Home],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| go(app, 0),
-    },
-    Binding {
-        keys: &[End],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| go(app, usize::MAX),
-    },
-    Binding {
-        keys: &[F(2), Char('C')],
-        names: "F2 C",
-        help: "choose the columns",
-        label: ("", ""),
-        press: |app| app.ask(Question::Columns),
-    },
-    Binding {
-        keys: &[F(3), Char('/')],
-        names: "F3 /",
-        help: "search: select the next row with a text",
-        label: ("F3", "Search"),
-        press: |app| app.ask(Question::Search),
-    },
-    Binding {
-        keys: &[F(4), Char('\\')],
-        names: "F4 \\",
-        help: "filter: show only rows with a text; Esc ends it",
-        label: ("F4", "Filter"),
-        press: |app| app.ask(Question::Filter),
-    },
-    Binding {
-        keys: &[F(5), Char('t')],
-        names: "F5 t",
-        help: "show groups and processes, or processes alone",
-        label: ("F5", "Tree"),
-        press: |app| {
-            app.selection.shape = match app.selection.shape {
-                Shape::Tree => Shape::Processes,
-                Shape::Table | Shape::Processes => Shape::Tree,
+    key(&[F(1), Char('h'), Char('?')], |app| {
+        app.mode = Mode::Text(help(), 0);
+        Effect::None
+    })
+    .help("F1 h ?", "show the keys")
+    .label("F1", "Help"),
+    key(&[Up, Char('p')], |app| go(app, app.cursor.saturating_sub(1)))
+        .help("Up Down PgUp PgDn Home End", "select a row"),
+    key(&[Down, Char('n')], |app| go(app, app.cursor + 1)),
+    key(&[PageUp], |app| go(app, app.cursor.saturating_sub(app.page))),
+    key(&[PageDown], |app| go(app, app.cursor.saturating_add(app.page))),
+    key(&[Home], |app| go(app, 0)),
+    key(&[End], |app| go(app, usize::MAX)),
+    key(&[F(2), Char('C')], |app| app.ask(Question::Columns)).help("F2 C", "choose the columns"),
+    key(&[F(3), Char('/')], |app| app.ask(Question::Search))
+        .help("F3 /", "search: select the next row with a text")
+        .label("F3", "Search"),
+    key(&[F(4), Char('\\')], |app| app.ask(Question::Filter))
+        .help("F4 \\", "filter: show only rows with a text; Esc ends it")
+        .label("F4", "Filter"),
+    key(&[F(5), Char('t')], |app| {
+        app.selection.shape = match app.selection.shape {
+            Shape::Tree => Shape::Processes,
+            Shape::Table | Shape::Processes => Shape::Tree,
+        };
+        arranged(app)
+    })
+    .help("F5 t", "show groups and processes, or processes alone")
+    .label("F5", "Tree"),
+    key(&[Char('-'), Left], |app| {
+        app.fold(true);
+        Effect::None
+    })
+    .help("- + Left Right", "fold the group, unfold it"),
+    key(&[Char('+'), Right], |app| {
+        app.fold(false);
+        Effect::None
+    }),
+    key(&[Char('*'), Enter], |app| {
+        let groups = app.snapshot.groups.iter();
+        app.selection.folded = match app.selection.folded.is_empty() {
+            true => groups.map(|Group { path, .. }| path.clone()).collect(),
+            false => Default::default(),
+        };
+        arranged(app)
+    })
+    .help("* Enter", "fold all groups, or unfold all"),
+    key(&[F(6), Char('>'), Char('.')], |app| {
+        app.selection.order = Some(app.selection.order.unwrap_or_default().next());
+        arranged(app)
+    })
+    .help("F6 > . I", "sort by the next column, in the reverse order")
+    .label("F6", "Sort"),
+    key(&[Char('I')], |app| {
+        let order = app.selection.order.get_or_insert_default();
+        order.is_flipped = !order.is_flipped;
+        arranged(app)
+    }),
+    key(&[Char('M')], |app| sorted(app, "memory")).help("M P N", "sort by memory, by GPU%, by pid and path"),
+    key(&[Char('P')], |app| sorted(app, "usage")),
+    key(&[Char('N')], |app| sorted(app, "pid")),
+    key(&[Char('f'), Char('z')], |app| {
+        app.act(|row| {
+            let value = if row.whole().compute.freeze { "0" } else { "1" };
+            What::Write("compute.freeze", value.to_owned())
+        })
+    })
+    .help("f z", "freeze, or thaw what is frozen")
+    .label("f", "Freeze"),
+    key(&[F(7), Char(']')], |app| {
+        app.act(|row| priority(row.whole().compute.priority.saturating_sub(1)))
+    })
+    .help("F7 ] F8 [", "raise the priority (a lower number), lower it")
+    .label("F7", "Pri-"),
+    key(&[F(8), Char('[')], |app| {
+        app.act(|row| priority(LOWEST.min(row.whole().compute.priority + 1)))
+    })
+    .label("F8", "Pri+"),
+    key(&[Char('r')], |app| app.ask(Question::Priority))
+        .help("r l c", "set the priority, memory limit, GPU quota"),
+    key(&[Char('l')], |app| app.ask(Question::Limit)).label("l", "Limit"),
+    key(&[Char('c')], |app| app.ask(Question::Quota)),
+    key(&[Char('s')], |app| {
+        app.act(|row| {
+            let value = if row.whole().suspend == Some(true) {
+                "0"
+            } else {
+                "1"
             };
-            arranged(app)
-        },
-    },
-    Binding {
-        keys: &[Char('-'), Left],
-        names: "- + Left Right",
-        help: "fold the group, unfold it",
-        label: ("", ""),
-        press: |app| {
-            app.fold(true);
-            Effect::None
-        },
-    },
-    Binding {
-        keys: &[Char('+'), Right],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| {
-            app.fold(false);
-            Effect::None
-        },
-    },
-    Binding {
-        keys: &[Char('*'), Enter],
-        names: "* Enter",
-        help: "fold all groups, or unfold all",
-        label: ("", ""),
-        press: |app| {
-            let groups = app.snapshot.groups.iter();
-            app.selection.folded = match app.selection.folded.is_empty() {
-                true => groups.map(|Group { path, .. }| path.clone()).collect(),
-                false => Default::default(),
-            };
-            arranged(app)
-        },
-    },
-    Binding {
-        keys: &[F(6), Char('>'), Char('.')],
-        names: "F6 > . I",
-        help: "sort by the next column, in the reverse order",
-        label: ("F6", "Sort"),
-        press: |app| {
-            app.selection.order = Some(app.selection.order.unwrap_or_default().next());
-            arranged(app)
-        },
-    },
-    Binding {
-        keys: &[Char('I')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| {
-            let order = app.selection.order.get_or_insert_default();
-            order.is_flipped = !order.is_flipped;
-            arranged(app)
-        },
-    },
-    Binding {
-        keys: &[Char('M')],
-        names: "M P N",
-        help: "sort by memory, by GPU%, by pid and path",
-        label: ("", ""),
-        press: |app| sorted(app, "memory"),
-    },
-    Binding {
-        keys: &[Char('P')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| sorted(app, "usage"),
-    },
-    Binding {
-        keys: &[Char('N')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| sorted(app, "pid"),
-    },
-    Binding {
-        keys: &[Char('f'), Char('z')],
-        names: "f z",
-        help: "freeze, or thaw what is frozen",
-        label: ("f", "Freeze"),
-        press: |app| {
-            app.act(|row| {
-                let value = if row.whole().compute.freeze { "0" } else { "1" };
-                What::Write("compute.freeze", value.to_owned())
-            })
-        },
-    },
-    Binding {
-        keys: &[F(7), Char(']')],
-        names: "F7 ] F8 [",
-        help: "raise the priority (a lower number), lower it",
-        label: ("F7", "Pri-"),
-        press: |app| app.act(|row| priority(row.whole().compute.priority.saturating_sub(1))),
-    },
-    Binding {
-        keys: &[F(8), Char('[')],
-        names: "",
-        help: "",
-        label: ("F8", "Pri+"),
-        press: |app| app.act(|row| priority(LOWEST.min(row.whole().compute.priority + 1))),
-    },
-    Binding {
-        keys: &[Char('r')],
-        names: "r l c",
-        help: "set the priority, memory limit, GPU quota",
-        label: ("", ""),
-        press: |app| app.ask(Question::Priority),
-    },
-    Binding {
-        keys: &[Char('l')],
-        names: "",
-        help: "",
-        label: ("l", "Limit"),
-        press: |app| app.ask(Question::Limit),
-    },
-    Binding {
-        keys: &[Char('c')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| app.ask(Question::Quota),
-    },
-    Binding {
-        keys: &[Char('s')],
-        names: "s",
-        help: "suspend, or resume what is suspended",
-        label: ("", ""),
-        press: |app| {
-            app.act(|row| {
-                let value = if row.whole().suspend == Some(true) {
-                    "0"
-                } else {
-                    "1"
-                };
-                What::Write("gcgroup.suspend", value.to_owned())
-            })
-        },
-    },
-    Binding {
-        keys: &[Char('o')],
-        names: "o",
-        help: "move memory out to the host (memory.reclaim)",
-        label: ("", ""),
-        press: |app| app.ask(Question::Reclaim),
-    },
-    Binding {
-        keys: &[Char('e')],
-        names: "e",
-        help: "explain what bounds it and what it waits for",
-        label: ("e", "Why"),
-        press: |app| app.act(|_| What::Explain),
-    },
-    Binding {
-        keys: &[Char('m')],
-        names: "m",
-        help: "move the process into a group",
-        label: ("m", "Move"),
-        press: |app| app.ask(Question::Move),
-    },
-    Binding {
-        keys: &[F(9), Char('k')],
-        names: "F9 k",
-        help: "send a signal to the process",
-        label: ("F9", "Kill"),
-        press: |app| app.ask(Question::Kill),
-    },
-    Binding {
-        keys: &[Char(' ')],
-        names: "Space",
-        help: "recording: stop the time, or let it go on",
-        label: ("", ""),
-        press: |app| app.step(Step::Pause),
-    },
-    Binding {
-        keys: &[Char('(')],
-        names: "( ) { }",
-        help: "recording: a sample or a minute back or forward",
-        label: ("", ""),
-        press: |app| app.step(Step::Previous),
-    },
-    Binding {
-        keys: &[Char(')')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| app.step(Step::Next),
-    },
-    Binding {
-        keys: &[Char('{')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| app.step(Step::By(-60)),
-    },
-    Binding {
-        keys: &[Char('}')],
-        names: "",
-        help: "",
-        label: ("", ""),
-        press: |app| app.step(Step::By(60)),
-    },
-    Binding {
-        keys: &[Char('g')],
-        names: "g",
-        help: "recording: go to a time",
-        label: ("", ""),
-        press: |app| match app.replay {
-            Some(_) => app.ask(Question::Time),
-            None => app.step(Step::Pause),
-        },
-    },
-    Binding {
-        keys: &[F(10), Char('q')],
-        names: "F10 q",
-        help: "quit",
-        label: ("q", "Quit"),
-        press: |_| Effect::Quit,
-    },
+            What::Write("gcgroup.suspend", value.to_owned())
+        })
+    })
+    .help("s", "suspend, or resume what is suspended"),
+    key(&[Char('o')], |app| app.ask(Question::Reclaim))
+        .help("o", "move memory out to the host (memory.reclaim)"),
+    key(&[Char('e')], |app| app.act(|_| What::Explain))
+        .help("e", "explain what bounds it and what it waits for")
+        .label("e", "Why"),
+    key(&[Char('m')], |app| app.ask(Question::Move))
+        .help("m", "move the process into a group")
+        .label("m", "Move"),
+    key(&[F(9), Char('k')], |app| app.ask(Question::Kill))
+        .help("F9 k", "send a signal to the process")
+        .label("F9", "Kill"),
+    key(&[Char(' ')], |app| app.step(Step::Pause)).help("Space", "recording: stop the time, or let it go on"),
+    key(&[Char('(')], |app| app.step(Step::Previous))
+        .help("( ) { }", "recording: a sample or a minute back or forward"),
+    key(&[Char(')')], |app| app.step(Step::Next)),
+    key(&[Char('{')], |app| app.step(Step::By(-60))),
+    key(&[Char('}')], |app| app.step(Step::By(60))),
+    key(&[Char('g')], |app| match app.replay {
+        Some(_) => app.ask(Question::Time),
+        None => app.step(Step::Pause),
+    })
+    .help("g", "recording: go to a time"),
+    key(&[F(10), Char('q')], |_| Effect::Quit)
+        .help("F10 q", "quit")
+        .label("q", "Quit"),
 ];
 
 fn go(app: &mut App, index: usize) -> Effect {
