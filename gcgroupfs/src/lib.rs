@@ -12,6 +12,7 @@
 mod checkpoint_helper;
 mod cli;
 mod config;
+mod elf;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod log;

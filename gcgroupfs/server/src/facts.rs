@@ -50,7 +50,7 @@ pub fn of_pid(pid: u32) -> nix::Result<Facts> {
     let pidfd = sys::pidfd_open(of_pid).map_err(|_| Errno::ESRCH)?;
     let stat = process::stat(pid)?;
     let proc = Proc::read(pid)?;
-    let wish = wish_in_environment(pid);
+    let wish = procfs::variable(pid, GCGROUP_GROUP.name).filter(|wish| !wish.is_empty());
     let status = parse_status(&text(pid, "status")).ok_or(Errno::ESRCH)?;
     if process::is_dead(&pidfd) {
         return Err(Errno::ESRCH);
@@ -140,17 +140,6 @@ fn parse_cgroups(text: &str) -> Vec<String> {
     others.retain(|path| !unified.contains(path));
     unified.extend(others);
     unified
-}
-
-fn wish_in_environment(pid: u32) -> Option<String> {
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let wish = environment.split(|byte| *byte == 0).find_map(|pair| {
-        pair.strip_prefix(GCGROUP_GROUP.name.as_bytes())?
-            .strip_prefix(b"=")
-    })?;
-    String::from_utf8(wish.to_vec())
-        .ok()
-        .filter(|wish| !wish.is_empty())
 }
 
 #[cfg(test)]

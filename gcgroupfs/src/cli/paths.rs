@@ -2,7 +2,7 @@
 //! processes; and paths of control files, which may be given with the mount point or without.
 
 use std::env;
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -42,6 +42,11 @@ pub(super) fn cannot_mount(point: &Path) -> String {
         }
     };
     format!("cannot mount at {}{advice}", point.display())
+}
+
+/// Returns whether every program loads the library, by the list of ld.so(8).
+pub(super) fn is_preloaded_everywhere() -> bool {
+    fs::read_to_string("/etc/ld.so.preload").is_ok_and(|list| list.contains("libgcgroup.so"))
 }
 
 /// A control file, a process or a group, as the user named it.

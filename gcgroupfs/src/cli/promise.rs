@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::paths::is_preloaded_everywhere;
 use gcgroup_abi::REQUIRED_FILE;
 use gcgroupfs_model::rules::Rules;
 use tracing::warn;
@@ -12,15 +13,11 @@ use tracing::warn;
 const TEXT: &str = "gcgroupfs: rules of the configuration bound programs, so while no daemon answers, CUDA is \
                     refused to new ones.\n";
 
-/// Libraries that are loaded into every program: ld.so(8).
-const PRELOADED: &str = "/etc/ld.so.preload";
-
 /// Makes the file if a rule is `required`, or if there are rules and every program loads the library;
 /// otherwise removes it, unless an engine has made it.
 pub(super) fn keep(socket: &Path, rules: &Rules) {
     let file = socket.with_file_name(REQUIRED_FILE);
-    let is_everywhere = || fs::read_to_string(PRELOADED).is_ok_and(|list| list.contains("libgcgroup.so"));
-    let done = if rules.any_requires() || !rules.is_empty() && is_everywhere() {
+    let done = if rules.any_requires() || !rules.is_empty() && is_preloaded_everywhere() {
         fs::write(&file, TEXT)
     } else {
         match fs::read_to_string(&file) {

@@ -65,6 +65,14 @@ pub fn read(pid: u32, name: &'static str) -> nix::Result<Vec<u8>> {
     bounded(pid, move || read_start_now(pid, name, u64::MAX))
 }
 
+/// Returns a variable of the environment with which a process started; `None` also without permission.
+pub fn variable(pid: u32, name: &str) -> Option<String> {
+    let environment = read(pid, "environ").ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    String::from_utf8(value.to_vec()).ok()
+}
+
 /// Reads at most `most` bytes of `/proc/PID/NAME`.
 ///
 /// # Errors

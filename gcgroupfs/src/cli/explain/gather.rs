@@ -1,15 +1,14 @@
 //! Examines an ungoverned process, with the rights of the asking user.
 
-use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use gcgroup_abi::DEFAULT_SOCKET;
 use gcgroup_abi::environment::GCGROUP_SOCKET;
 
+use crate::elf;
 use gcgroup_client::Client;
 use gcgroupfs_model::diagnosis::{Daemon, HOOK, Observed, PRELOAD, Program};
 use gcgroupfs_sys::{process, procfs};
@@ -20,9 +19,6 @@ const MAX_ANCESTORS: usize = 64;
 
 /// Open descriptors that are examined.
 const MAX_DESCRIPTORS: usize = 4096;
-
-/// Longest table of program headers that is read, bytes.
-const MAX_HEADERS: usize = 64 << 10;
 
 /// Longest ld.so.preload that is read, bytes.
 const MAX_PRELOADS: u64 = 64 << 10;
@@ -35,11 +31,9 @@ pub(super) fn observe(pid: u32, socket: &Path, client: Option<&Client>) -> Optio
     let stat = process::stat(pid).ok()?;
     let uid = fs::metadata(format!("/proc/{pid}")).map_or(0, |file| file.uid());
     let root = PathBuf::from(format!("/proc/{pid}/root"));
-    let environment = environment(pid);
-    let mut named = preloads(environment.as_deref());
+    let mut named = preloads(pid);
     named.extend(system_preloads(&root));
-    let socket_of = |environment: &[OsString]| value(environment, GCGROUP_SOCKET.name);
-    let own = environment.as_deref().and_then(socket_of);
+    let own = procfs::variable(pid, GCGROUP_SOCKET.name);
     let daemon = match client {
         None => Daemon::Absent,
         Some(client) => {
@@ -54,7 +48,7 @@ pub(super) fn observe(pid: u32, socket: &Path, client: Option<&Client>) -> Optio
         pid,
         comm: stat.comm.to_string(),
         uid,
-        program: program(pid),
+        program: File::open(format!("/proc/{pid}/exe")).map_or(Program::Unknown, |file| elf::kind(&file)),
         is_seen_by_root: geteuid().is_root(),
         files: files(pid),
         unreadable: unreadable(&root, &named, uid),
@@ -70,26 +64,9 @@ pub(super) fn observe(pid: u32, socket: &Path, client: Option<&Client>) -> Optio
     })
 }
 
-/// Returns the environment with which a process started; `None` without permission.
-fn environment(pid: u32) -> Option<Vec<OsString>> {
-    let bytes = procfs::read(pid, "environ").ok()?;
-    let variables = bytes.split(|byte| *byte == 0);
-    Some(
-        variables
-            .map(|variable| OsString::from_vec(variable.to_vec()))
-            .collect(),
-    )
-}
-
-fn value(environment: &[OsString], name: &str) -> Option<String> {
-    let mut all = environment.iter().filter_map(|variable| variable.to_str());
-    all.find_map(|variable| Some(variable.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
-}
-
-/// Returns the entries of `LD_PRELOAD` that name our library.
-fn preloads(environment: Option<&[OsString]>) -> Vec<String> {
-    let list = environment.and_then(|environment| value(environment, "LD_PRELOAD"));
-    ours(&list.unwrap_or_default())
+/// Returns the entries of `LD_PRELOAD` of a process that name our library.
+fn preloads(pid: u32) -> Vec<String> {
+    ours(&procfs::variable(pid, "LD_PRELOAD").unwrap_or_default())
 }
 
 /// Returns the entries of the process's /etc/ld.so.preload that name our library.
@@ -169,47 +146,12 @@ fn ancestor(parent: u32) -> Option<(u32, String)> {
     let mut pid = parent;
     for _ in 0..MAX_ANCESTORS {
         let stat = process::stat(pid).ok()?;
-        if !preloads(environment(pid).as_deref()).is_empty() {
+        if !preloads(pid).is_empty() {
             return Some((pid, stat.comm.to_string()));
         }
         pid = stat.parent;
     }
     None
-}
-
-/// Returns the kind of a process's program, from its ELF headers.
-fn program(pid: u32) -> Program {
-    let open = File::open(format!("/proc/{pid}/exe")).ok();
-    open.and_then(|file| kind(&file)).unwrap_or_default()
-}
-
-fn kind(file: &File) -> Option<Program> {
-    const PT_INTERP: u32 = 3;
-    let mut header = [0; 64];
-    file.read_exact_at(&mut header, 0).ok()?;
-    let half = |at: usize| Some(u16::from_le_bytes(header.get(at..at + 2)?.try_into().ok()?));
-    let (class, machine) = (header[4], half(18)?);
-    if !header.starts_with(b"\x7fELF") {
-        return None;
-    }
-    let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-    if class != 2 || machine != own {
-        return Some(Program::Foreign);
-    }
-    let at = u64::from_le_bytes(header.get(32..40)?.try_into().ok()?);
-    let (size, count) = (usize::from(half(54)?), usize::from(half(56)?));
-    let length = size.checked_mul(count).filter(|length| *length <= MAX_HEADERS)?;
-    let mut headers = vec![0; length];
-    file.read_exact_at(&mut headers, at).ok()?;
-    let mut kinds = headers
-        .chunks_exact(size.max(1))
-        .filter_map(|entry| entry.first_chunk::<4>());
-    let has_loader = kinds.any(|kind| u32::from_le_bytes(*kind) == PT_INTERP);
-    Some(if has_loader {
-        Program::Dynamic
-    } else {
-        Program::Static
-    })
 }
 
 #[cfg(test)]
@@ -232,23 +174,5 @@ mod tests {
     fn our_library_is_found_in_lists() {
         let list = "/a/libother.so:/b/libgcgroup.so /c/libgcgroup.so\n/d/libgcgroup.so.old";
         assert_eq!(ours(list), ["/b/libgcgroup.so", "/c/libgcgroup.so"]);
-    }
-
-    #[test]
-    fn damaged_program_file_is_of_unknown_kind() {
-        let file = tempfile::tempfile().unwrap();
-        assert_eq!(kind(&file), None);
-        let mut elf = [0_u8; 64];
-        elf[..5].copy_from_slice(b"\x7fELF\x02");
-        elf[18] = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
-        for (count, expected) in [(0, Some(Program::Static)), (0xffff, None)] {
-            elf[54..56].copy_from_slice(&56_u16.to_le_bytes());
-            elf[56..58].copy_from_slice(&u16::to_le_bytes(count));
-            file.write_all_at(&elf, 0).unwrap();
-            assert_eq!(kind(&file), expected, "{count}");
-        }
-        elf[4] = 1;
-        file.write_all_at(&elf, 0).unwrap();
-        assert_eq!(kind(&file), Some(Program::Foreign));
     }
 }

@@ -2,20 +2,19 @@
 //! alone. Each is known by a pidfd, so that no signal reaches a later process with its pid.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
 use std::process::ExitCode;
 
 use gcgroup_abi::environment::GCGROUP_JOB;
+use gcgroup_client::node::ancestors;
 use gcgroupfs_model::text::word;
 use gcgroupfs_sys::{process, procfs, send_signal};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpid, getsid};
 
-use super::{Chosen, is_within};
+use super::Chosen;
 use crate::message::complain;
 
 /// Longest chain of ancestors of the caller that is looked at.
@@ -96,19 +95,8 @@ fn callers() -> BTreeSet<u32> {
 /// Returns whether a process was started by `gcgroupfs run` for a job in these groups, or by a process that
 /// was.
 fn is_of_job(pid: u32, groups: &BTreeSet<String>) -> bool {
-    let environment = procfs::read(pid, "environ").unwrap_or_default();
-    let mut variables = environment.split(|byte| *byte == 0).map(OsStr::from_bytes);
-    let job = variables.find_map(|variable| {
-        variable
-            .to_str()?
-            .strip_prefix(GCGROUP_JOB.name)?
-            .strip_prefix('=')
-    });
-    job.is_some_and(|job| {
-        groups
-            .iter()
-            .any(|group| !group.is_empty() && is_within(job, group))
-    })
+    let job = procfs::variable(pid, GCGROUP_JOB.name);
+    job.is_some_and(|job| ancestors(&job).any(|group| groups.contains(group)))
 }
 
 impl Job {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::env;
 use std::ffi::{CStr, OsStr, OsString};
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{getegid, geteuid, getuid};
 
-/// Bytes read of a file; program headers follow the header of the file.
-const HEAD: u64 = 16 << 10;
+use crate::cli::paths::is_preloaded_everywhere;
+use crate::elf;
+use gcgroupfs_model::diagnosis::Program;
 
-/// Program header that names the dynamic loader.
-const PT_INTERP: u32 = 3;
+/// Bytes read of a file for its first line, which the kernel cuts off earlier.
+const HEAD: u64 = 4096;
 
 /// Programs that remove `LD_PRELOAD` from the environment, also where they do not change the user.
 const CLEANERS: &[&str] = &["sudo", "su", "doas", "pkexec", "runuser"];
@@ -27,9 +28,6 @@ const STARTERS: &[&str] = &[
 
 /// Most interpreters and starters that are followed: the kernel follows 5 interpreters.
 const MAX_FOLLOWED: usize = 8;
-
-/// Libraries that are loaded into every program: ld.so(8).
-const PRELOADED: &str = "/etc/ld.so.preload";
 
 /// Attribute of a file that gives its process capabilities: capabilities(7).
 const CAPABILITIES: &CStr = c"security.capability";
@@ -60,7 +58,7 @@ fn find_executable(name: &OsStr) -> Option<PathBuf> {
 pub(super) fn obstacle(command: &[OsString]) -> Option<String> {
     let mut command = command.to_vec();
     // Then no environment is needed, and the process is found in its job by its ancestors.
-    let is_everywhere = fs::read_to_string(PRELOADED).is_ok_and(|list| list.contains("libgcgroup.so"));
+    let is_everywhere = is_preloaded_everywhere();
     for _ in 0..MAX_FOLLOWED {
         let (name, rest) = command.split_first()?;
         let program = find(name);
@@ -81,7 +79,7 @@ pub(super) fn obstacle(command: &[OsString]) -> Option<String> {
         let Ok(head) = read_head(&program) else {
             return named("it cannot be read, so it is unknown whether it loads the library");
         };
-        if let Some(why) = elf_obstacle(&program, &head) {
+        if let Some(why) = elf_obstacle(&program) {
             return named(why);
         }
         command = if let Some(interpreter) = interpreter(&head) {
@@ -120,19 +118,15 @@ fn read_head(file: &Path) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-fn elf_obstacle(program: &Path, head: &[u8]) -> Option<&'static str> {
-    if !head.starts_with(b"\x7fELF") {
-        return None;
-    }
-    // Word size, byte order and processor.
-    let kind = |head: &[u8]| Some([head.get(4..6)?, head.get(18..20)?].concat());
-    if read_head(Path::new("/proc/self/exe")).is_ok_and(|own| kind(&own) != kind(head)) {
-        return Some("a program for another processor, or of 32 bits, cannot load the library");
-    }
+fn elf_obstacle(program: &Path) -> Option<&'static str> {
     let name = program.file_name().and_then(OsStr::to_str).unwrap_or_default();
     // The loader itself has no loader.
     let is_loader = name.starts_with("ld-") || name.starts_with("ld.");
-    (!is_loader && has_loader(head) == Some(false)).then_some("a statically linked program loads no library")
+    match elf::kind(&File::open(program).ok()?) {
+        Program::Foreign => Some("a program for another processor, or of 32 bits, cannot load the library"),
+        Program::Static if !is_loader => Some("a statically linked program loads no library"),
+        Program::Static | Program::Dynamic | Program::Unknown => None,
+    }
 }
 
 /// Returns the words of a script's first line, as the kernel splits it: the interpreter, and all that follows
@@ -196,45 +190,12 @@ fn after_env(arguments: &[OsString]) -> Result<Vec<OsString>, &'static str> {
     Ok(left.into())
 }
 
-/// Returns whether a 64-bit ELF file names a dynamic loader; `None` for other and damaged files.
-fn has_loader(head: &[u8]) -> Option<bool> {
-    if head.get(..6)? != b"\x7fELF\x02\x01" {
-        return None;
-    }
-    let half = |at: usize| Some(u16::from_le_bytes(*head.get(at..)?.first_chunk()?));
-    let word = |at: usize| Some(u32::from_le_bytes(*head.get(at..)?.first_chunk()?));
-    let long = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));
-    // e_phoff, e_phentsize and e_phnum.
-    let (offset, size, count) = (usize::try_from(long(32)?).ok()?, half(54)?, half(56)?);
-    for number in 0..usize::from(count) {
-        let at = offset.checked_add(number.checked_mul(usize::from(size))?)?;
-        if word(at)? == PT_INTERP {
-            return Some(true);
-        }
-    }
-    Some(false)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs::Permissions;
+    use std::fs::{self, Permissions};
 
     use super::*;
-
-    /// Returns a file with program headers of these types.
-    fn elf(types: &[u32]) -> Vec<u8> {
-        let mut head = vec![0; 64];
-        let own = read_head(Path::new("/proc/self/exe")).unwrap();
-        head[..20].copy_from_slice(&own[..20]);
-        head[32] = 64;
-        head[54] = 56;
-        head[56] = u8::try_from(types.len()).unwrap();
-        for kind in types {
-            head.extend(kind.to_le_bytes());
-            head.extend([0; 52]);
-        }
-        head
-    }
+    use crate::elf::tests::elf;
 
     #[test]
     fn program_is_found_in_path_as_by_exec() {
@@ -242,22 +203,6 @@ mod tests {
         assert!(found.is_absolute() && found.exists(), "{}", found.display());
         assert_eq!(find(OsStr::new("/no/such")), Path::new("/no/such"));
         assert_eq!(find(OsStr::new("no-such-program")), Path::new("no-such-program"));
-    }
-
-    #[test]
-    fn static_program_has_no_loader() {
-        assert_eq!(has_loader(&elf(&[6, PT_INTERP, 1])), Some(true));
-        assert_eq!(has_loader(&elf(&[6, 1, 2])), Some(false));
-        let whole = elf(&[6, 1]);
-        for end in 0..whole.len() - 52 {
-            assert_eq!(has_loader(&whole[..end]), None, "{end}");
-        }
-        for text in ["", "#!/bin/sh\n", "\x7fELF\x01\x01"] {
-            assert_eq!(has_loader(text.as_bytes()), None);
-        }
-        let mut far = elf(&[1]);
-        far[32..40].fill(0xff);
-        assert_eq!(has_loader(&far), None);
     }
 
     /// Returns a directory with a program of each kind, and the directory's path.
@@ -269,7 +214,7 @@ mod tests {
             fs::write(&path, contents).unwrap();
             fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         };
-        let (shared, fixed) = (elf(&[PT_INTERP]), elf(&[1]));
+        let (shared, fixed) = (elf(&[3]), elf(&[1]));
         let mut foreign = shared.clone();
         foreign[18] ^= 1;
         let mut small = shared.clone();
