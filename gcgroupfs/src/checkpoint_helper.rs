@@ -5,16 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::Context;
-use clap::Args;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use gcgroupfs_sys as sys;
 use gcgroupfs_sys::checkpoint::{Answer, CudaError, Driver, LONGEST, Request};
 use gcgroupfs_sys::process;
-
-#[derive(Debug, Args)]
-pub(crate) struct Arguments {}
 
 /// A process, and its pidfd unless it had ended when it was first asked for.
 struct Target {
@@ -46,7 +42,7 @@ impl Target {
 ///
 /// # Errors
 /// The daemon's socket is gone, or a process cannot be examined.
-pub(crate) fn run(_: &Arguments) -> anyhow::Result<()> {
+pub(crate) fn run() -> anyhow::Result<()> {
     // A service manager signals all processes of a service; an operation must not be interrupted by that.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
     SigSet::from_iter(signals).thread_block()?;

@@ -165,7 +165,7 @@ commands! {
     Completions(completion::Completions) => |_, arguments| print(&completion::script(&arguments)?);
     /// Suspends and resumes a process by the driver
     #[command(hide = true)]
-    Checkpoint(checkpoint_helper::Arguments) => |_, arguments| checkpoint_helper::run(&arguments);
+    Checkpoint(Nothing) => |_, _| checkpoint_helper::run();
     /// Starts the daemon's helpers
     #[command(hide = true)]
     Launch(Nothing) => |_, _| launch::run();

@@ -12,7 +12,7 @@ use super::bars::sparkline;
 use super::row::Row;
 
 pub(super) use self::order::Order;
-pub(super) use self::value::{Value, awaited, limit, moved};
+pub(super) use self::value::{Value, awaited, limit, moved, words};
 
 /// Row of the table of columns.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use clap::Args;
 use gcgroup_client::Client;
+use gcgroup_client::node::ancestors;
 use gcgroupfs_model::event::Event;
 use gcgroupfs_sys::clock::local_time;
 use nix::errno::Errno;
@@ -48,9 +49,7 @@ impl Arguments {
     fn shows(&self, event: &Event) -> bool {
         let Some(name) = self.path() else { return true };
         let group = event.group.as_deref().unwrap_or_default();
-        let is_within = |rest: &str| rest.is_empty() || rest.starts_with('/');
-        event.pid.is_some_and(|pid| pid.to_string() == name)
-            || group.strip_prefix(name.as_str()).is_some_and(is_within)
+        event.pid.is_some_and(|pid| pid.to_string() == name) || ancestors(group).any(|group| group == name)
     }
 }
 

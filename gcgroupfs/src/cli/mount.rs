@@ -227,7 +227,7 @@ fn serve(socket: &Path, arguments: &Arguments) -> anyhow::Result<()> {
         rules: server.rules(),
         socket: socket.clone(),
     };
-    let reload = Reload::new(flag_on(SIGHUP, &server.waker()?)?, parts);
+    let reload = Reload::new(flag_on(&[SIGHUP], &server.waker()?)?, parts);
     let mut connection = None;
     let place = if arguments.no_fuse {
         String::new()
@@ -311,11 +311,13 @@ fn survive_file_limit() -> io::Result<()> {
     signal_hook::flag::register(libc::SIGXFSZ, Arc::default()).map(drop)
 }
 
-/// Returns a flag that the signal sets; the signal also wakes the server.
-fn flag_on(signal: i32, waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
+/// Returns a flag that each of the signals sets; they also wake the server.
+fn flag_on(signals: &[i32], waker: &UnixStream) -> anyhow::Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal, asked.clone())?;
-    signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
+    for signal in signals {
+        signal_hook::flag::register(*signal, asked.clone())?;
+        signal_hook::low_level::pipe::register(*signal, waker.try_clone()?)?;
+    }
     Ok(asked)
 }
 
@@ -330,13 +332,8 @@ struct Stop {
 impl Stop {
     /// Returns a request that SIGTERM and SIGINT set.
     fn on_signals(waker: UnixStream) -> anyhow::Result<Self> {
-        let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT] {
-            signal_hook::flag::register(signal, asked.clone())?;
-            signal_hook::low_level::pipe::register(signal, waker.try_clone()?)?;
-        }
         Ok(Self {
-            asked,
+            asked: flag_on(&[SIGTERM, SIGINT], &waker)?,
             failed: Arc::default(),
             waker: Arc::new(waker),
         })

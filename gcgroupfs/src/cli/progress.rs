@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gcgroup_client::node::{Moving, Process, Reader, Snapshot, Whereabouts};
+use gcgroup_client::node::{Moving, Process, Reader, Snapshot, Whereabouts, ancestors};
 
 use super::bars::meter;
 use super::format::{is_dumb, size};
@@ -76,9 +76,8 @@ impl Drop for Progress {
 
 fn chosen<'a>(snapshot: &'a Snapshot, paths: &'a [String]) -> impl Iterator<Item = &'a Process> {
     let is_it = |process: &Process, path: &String| {
-        let group = process.group.as_deref().unwrap_or_default();
-        let below = group.strip_prefix(path.as_str());
-        process.pid.to_string() == *path || below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        let mut groups = ancestors(process.group.as_deref().unwrap_or_default());
+        process.pid.to_string() == *path || groups.any(|group| group == path)
     };
     let all = snapshot.processes.iter();
     all.filter(move |process| paths.iter().any(|path| is_it(process, path)))

@@ -8,12 +8,13 @@ use std::fmt::Display;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Args;
 use gcgroupfs_model::text::{parse_bytes, word};
 
 use self::ring::Ring;
+use super::report::now;
 use crate::message::complain;
 use gcgroup_client::node::{Device, Process, Reader};
 
@@ -100,11 +101,6 @@ fn show(file: &Path, since: u64) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.map_err(|error| anyhow::anyhow!("{}: {error}", file.display())),
     }
-}
-
-/// Returns the seconds since 1970.
-pub(super) fn now() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs()
 }
 
 /// Printer of the frames of a block.

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -88,7 +88,8 @@ pub(super) fn age(text: &str) -> Result<u64, String> {
         .iter()
         .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
     let (number, unit) = with_unit.unwrap_or((text, 1));
-    let number = number.parse::<u64>().ok();
+    let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse::<u64>().ok().filter(|_| is_number);
     let seconds = number.and_then(|number| number.checked_mul(unit));
     seconds.ok_or_else(|| "a number with s, m, h, d or w is expected".to_owned())
 }
@@ -306,8 +307,7 @@ fn add(sum: &mut Option<Exited>, record: &Exited) {
 
 /// Returns the seconds since 1970.
 pub(super) fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| since.as_secs())
+    SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use self::keys::BINDINGS;
 use self::replay::Replay;
 use self::state::{App, Effect, Message, Mode};
 use super::columns::{Column, Order, of_top};
-use super::record::now;
+use super::report::now;
 use super::rows::{Selection, Shape};
 use crate::cli::format::{duration, is_dumb};
 use gcgroup_client::node::{Reader, Snapshot};

@@ -77,9 +77,9 @@ pub(in crate::cli) fn moved(moving: &Moving) -> String {
     format!("{way}:{bytes}/{total}:{}%:{rate}/s", moving.percent)
 }
 
-/// Returns a command line in printable characters.
-pub(super) fn words(command: &str) -> String {
-    let words: Vec<String> = command.split(' ').map(|part| word(part).to_string()).collect();
+/// Returns a text that may have blanks in printable characters.
+pub(in crate::cli) fn words(text: &str) -> String {
+    let words: Vec<String> = text.split(' ').map(|part| word(part).to_string()).collect();
     words.join(" ")
 }
 

@@ -2,11 +2,9 @@
 
 use clap::Args;
 
+use crate::cli::report::age;
 use crate::cli::run_options::Write;
 use gcgroupfs_model::tree::{LEASE, LEASE_ACTION, LEASE_ACTIONS};
-
-/// Units of a time, in seconds.
-const UNITS: &[(char, u64)] = &[('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
 
 #[derive(Debug, Args)]
 pub(super) struct LeaseOptions {
@@ -21,13 +19,7 @@ pub(super) struct LeaseOptions {
 
 /// Parses a time of at least one second.
 fn seconds(text: &str) -> Result<u64, String> {
-    let unit = UNITS
-        .iter()
-        .find_map(|(name, unit)| Some((text.strip_suffix(*name)?, *unit)));
-    let (number, unit) = unit.unwrap_or((text, 1));
-    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-    let number: Option<u64> = number.parse().ok().filter(|_| is_number);
-    let seconds = number.and_then(|number| number.checked_mul(unit));
+    let seconds = age(text).ok();
     let seconds = seconds.filter(|seconds| (1..=u64::from(u32::MAX)).contains(seconds));
     seconds.ok_or_else(|| "a time of at least a second is expected, as 90, 30m, 2h or 1d".to_owned())
 }
@@ -63,7 +55,14 @@ mod tests {
 
     #[test]
     fn time_has_a_unit_or_is_in_seconds() {
-        for (text, expected) in [("90", 90), ("1s", 1), ("30m", 1800), ("2h", 7200), ("1d", 86_400)] {
+        for (text, expected) in [
+            ("90", 90),
+            ("1s", 1),
+            ("30m", 1800),
+            ("2h", 7200),
+            ("1d", 86_400),
+            ("1w", 604_800),
+        ] {
             assert_eq!(seconds(text), Ok(expected), "{text}");
         }
         for text in [
@@ -74,7 +73,6 @@ mod tests {
             "-1",
             "1.5h",
             "2 h",
-            "1w",
             "4294967296",
             "99999999999999d",
         ] {

@@ -11,7 +11,7 @@ use ratatui::widgets::{Paragraph, Wrap};
 use super::keys::BINDINGS;
 use super::state::{App, Mode};
 use crate::cli::bars::{meter, sparkline};
-use crate::cli::columns::{awaited, limit, moved, on_screen};
+use crate::cli::columns::{awaited, limit, moved, on_screen, words};
 use crate::cli::format::size;
 use crate::cli::row::{Row, What};
 use gcgroup_client::node::{Activities, Device, OnDevice, POINTS, Pressure, State};
@@ -201,15 +201,9 @@ fn device_line(device: &Device, activities: &Activities, style: Style, width: us
         Span::raw(format!(
             " {:>4} {power:>5} {}",
             known(device.temperature, "C"),
-            word_or_blank(&device.name)
+            words(&device.name)
         )),
     ])
-}
-
-/// Returns a name that may have blanks, with other characters than printable ASCII escaped.
-fn word_or_blank(name: &str) -> String {
-    let words: Vec<String> = name.split(' ').map(|part| word(part).to_string()).collect();
-    words.join(" ")
 }
 
 /// Returns the titles of the columns; that of the sorted one is not reversed.

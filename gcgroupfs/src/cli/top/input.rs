@@ -7,7 +7,7 @@ use super::keys::BINDINGS;
 use super::question::Question;
 use super::state::{App, Effect, Mode, Step};
 use crate::cli::columns::of_top;
-use crate::cli::record::now;
+use crate::cli::report::now;
 use gcgroupfs_sys::clock::parse_local_time;
 
 impl App {
