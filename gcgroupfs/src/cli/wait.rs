@@ -122,19 +122,17 @@ pub(super) fn until(
             Ok(Verdict::Holds) => return Ok(()),
             Ok(Verdict::Senseless(why)) => return Err(Failure::Senseless(why)),
             Ok(Verdict::Not(what)) => (missing, lost) = (what, None),
-            Err(trouble) => {
+            Err(failure) => {
                 // Only a file that was read before is expected to come back.
                 let was_open = source.take().is_some() || lost.is_some();
-                if let Trouble::Senseless(_) = trouble {
-                    return Err(trouble.into_failure());
-                }
-                if let Trouble::Daemon(_) = trouble
+                if let Failure::NoDaemon(_) = failure
                     && was_open
                 {
                     lost = lost.or_else(|| Some(Instant::now()));
                 }
-                if lost.is_none_or(|since| since.elapsed() > RESTART) {
-                    return Err(trouble.into_failure());
+                let is_over = lost.is_none_or(|since| since.elapsed() > RESTART);
+                if is_over || matches!(failure, Failure::Senseless(_)) {
+                    return Err(failure);
                 }
             }
         }
@@ -175,37 +173,22 @@ fn holds(expressions: &[Expression], text: &str) -> Verdict {
     })
 }
 
-/// Why a file cannot be read.
-enum Trouble {
-    /// The file does not exist, or no longer exists.
-    File(String),
-    /// The file exists but cannot be read.
-    Senseless(String),
-    /// The daemon does not answer; it may be restarting.
-    Daemon(String),
+/// Returns why a file cannot be read.
+fn unreadable(error: &io::Error) -> Failure {
+    let text = error.to_string();
+    let words = text
+        .rsplit_once(" (os error")
+        .map_or(text.as_str(), |(words, _)| words)
+        .to_owned();
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENOTDIR) => Failure::Gone(words),
+        Some(libc::EACCES | libc::EISDIR) => Failure::Senseless(words),
+        _ => Failure::NoDaemon(words),
+    }
 }
 
-impl Trouble {
-    fn of(error: &io::Error) -> Self {
-        let text = error.to_string();
-        let words = text
-            .rsplit_once(" (os error")
-            .map_or(text.as_str(), |(words, _)| words)
-            .to_owned();
-        match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENODEV | libc::ENOTDIR) => Self::File(words),
-            Some(libc::EACCES | libc::EISDIR) => Self::Senseless(words),
-            _ => Self::Daemon(words),
-        }
-    }
-
-    fn into_failure(self) -> Failure {
-        match self {
-            Self::File(words) => Failure::Gone(words),
-            Self::Senseless(words) => Failure::Senseless(words),
-            Self::Daemon(words) => Failure::NoDaemon(words),
-        }
-    }
+fn no_daemon(error: anyhow::Error) -> Failure {
+    Failure::NoDaemon(format!("{error:#}"))
 }
 
 /// How the file is read.
@@ -216,7 +199,7 @@ enum Source {
 
 impl Source {
     /// Opens the mounted file, or connects to the socket if there is no mount that this user can use.
-    fn open(socket: &Path, path: &Path) -> Result<Self, Trouble> {
+    fn open(socket: &Path, path: &Path) -> Result<Self, Failure> {
         let is_mounted = || mount::has(path) || path.canonicalize().is_ok_and(|path| mount::has(&path));
         let below = || Named::new(&path.to_string_lossy()).path;
         let mounted = if path.is_absolute() && is_mounted() {
@@ -233,27 +216,25 @@ impl Source {
                     if path.is_absolute()
                         && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) =>
                 {
-                    return Err(Trouble::of(&error));
+                    return Err(unreadable(&error));
                 }
                 // Mounted for another user, or by a daemon that is gone.
                 Err(_) => {}
             }
         }
-        let client = Client::connect(socket).map_err(|error| Trouble::Daemon(format!("{error:#}")))?;
+        let client = Client::connect(socket).map_err(no_daemon)?;
         Ok(Self::Socket {
             client,
             path: below(),
         })
     }
 
-    fn read(&mut self) -> Result<String, Trouble> {
+    fn read(&mut self) -> Result<String, Failure> {
         match self {
-            Self::Mounted { file, .. } => read(file).map_err(|error| Trouble::of(&error)),
+            Self::Mounted { file, .. } => read(file).map_err(|error| unreadable(&error)),
             Self::Socket { client, path } => {
-                let text = client
-                    .get(path)
-                    .map_err(|error| Trouble::Daemon(format!("{error:#}")))?;
-                text.map_err(|refusal| Trouble::of(&refusal.errno.into()))
+                let text = client.get(path).map_err(no_daemon)?;
+                text.map_err(|refusal| unreadable(&refusal.errno.into()))
             }
         }
     }
