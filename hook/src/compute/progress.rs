@@ -32,7 +32,7 @@ struct Round {
     waits: Vec<(usize, u64, Vec<PendingMarker>)>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Time of the last request; `None` once it is answered and [`LINGER`] has passed.
     asked: Option<Instant>,
@@ -47,11 +47,8 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new() -> Self {
         Self {
-            asked: None,
-            generation: 0,
-            rounds: VecDeque::new(),
-            begun: None,
             pause: SOON,
+            ..Self::default()
         }
     }
 

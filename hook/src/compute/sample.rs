@@ -48,7 +48,7 @@ struct Record {
 }
 
 /// The samples of one device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Sampler {
     /// When the samples so far are paid for, at one [`PART`] of the time (generic cell rate algorithm, ITU-T
     /// I.371), nanoseconds.
@@ -96,15 +96,8 @@ struct Results {
 impl Sampler {
     pub(crate) fn new() -> Self {
         Self {
-            due: AtomicU64::new(0),
-            epoch: AtomicU32::new(0),
             is_on: AtomicBool::new(true),
-            charged: Default::default(),
-            charged_nsec: AtomicU64::new(0),
-            unknown: Mutex::default(),
-            pending: Mutex::default(),
-            timelines: Mutex::default(),
-            results: Mutex::default(),
+            ..Self::default()
         }
     }
 

@@ -15,7 +15,7 @@ const MOST_STEP: u64 = 256 << 20;
 const MOST_WAITING: usize = 96;
 const TOGETHER: usize = 32;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Account {
     /// Bytes charged for the pool, and the part of them that calls in progress hold in advance.
     paid: u64,
@@ -85,20 +85,10 @@ pub(crate) struct Over;
 impl Account {
     pub(crate) fn new() -> Self {
         Self {
-            paid: 0,
-            held: 0,
-            begun: 0,
-            settled: 0,
-            live: 0,
-            live_bytes: 0,
-            waiting: Vec::new(),
-            waiting_bytes: 0,
             misfit: u64::MAX,
-            has_freed: false,
-            is_leaving: false,
-            is_destroyed: false,
             step: LEAST_STEP,
             is_unknown: true,
+            ..Self::default()
         }
     }
 

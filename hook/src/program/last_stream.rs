@@ -12,15 +12,6 @@ pub(crate) struct LastStream {
 }
 
 impl LastStream {
-    pub(crate) const fn new() -> Self {
-        Self {
-            device: AtomicU32::new(0),
-            round: AtomicU32::new(0),
-            context: AtomicU32::new(0),
-            stream: AtomicU64::new(0),
-        }
-    }
-
     /// Returns whether the last note is of this device and round, and of this stream of the context.
     pub(crate) fn is(&self, device: u32, round: u32, context: u32, stream: usize) -> bool {
         self.device.load(Relaxed) == device

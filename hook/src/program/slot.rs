@@ -20,7 +20,7 @@ use crate::shared::target::Target;
 use crate::sys;
 
 /// Process-private state of a slot: its thread and that thread's current context.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct SlotState {
     /// Thread id; 0 if the slot is free.
     pub(super) tid: AtomicU32,
@@ -40,24 +40,6 @@ pub(crate) struct SlotState {
     pub(crate) sample: Mutex<Option<Sample>>,
     /// Counted submissions that became part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
-}
-
-impl SlotState {
-    pub(super) const fn new() -> Self {
-        Self {
-            tid: AtomicU32::new(0),
-            local: AtomicU32::new(0),
-            context: AtomicU32::new(0),
-            owner: AtomicU32::new(0),
-            handle: AtomicUsize::new(0),
-            epoch: AtomicU32::new(0),
-            credit: AtomicU32::new(0),
-            window: Mutex::new(None),
-            last_stream: LastStream::new(),
-            sample: Mutex::new(None),
-            captured: [const { AtomicU64::new(0) }; Submission::COUNT],
-        }
-    }
 }
 
 /// How the GPU time of a submission is published.

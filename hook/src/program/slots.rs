@@ -43,7 +43,7 @@ pub(crate) struct Slots {
 
 impl Slots {
     pub(crate) fn new() -> io::Result<Self> {
-        let states: Box<[SlotState]> = (0..MAX_THREADS).map(|_| SlotState::new()).collect();
+        let states: Box<[SlotState]> = (0..MAX_THREADS).map(|_| SlotState::default()).collect();
         Ok(Self {
             entrances: Mapping::anonymous(MAX_THREADS * size_of::<Entrance>())?,
             states: states.try_into().map_err(|_| io::ErrorKind::OutOfMemory)?,

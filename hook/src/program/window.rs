@@ -49,7 +49,7 @@ struct Batch {
 }
 
 /// In-flight window of a thread on one device. All times are nanoseconds.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Window {
     /// Number of the context whose streams these are.
     context: u32,
@@ -98,27 +98,6 @@ pub(crate) enum Admission {
 }
 
 impl Window {
-    pub(crate) fn new() -> Self {
-        Self {
-            context: 0,
-            costs: Costs::new(),
-            longest: Longest::default(),
-            in_flight: VecDeque::new(),
-            unmarked: Vec::new(),
-            passed_at: 0,
-            passed_from: 0,
-            passed_by: 0,
-            looked_at: 0,
-            disturbed_until: 0,
-            tried: 0,
-            isolates: false,
-            charged: 0,
-            gap: None,
-            unsettled: None,
-            marking: 0,
-        }
-    }
-
     /// Tells the GPU time that the daemon has charged to the process.
     pub(crate) fn set_charged(&mut self, nsec: u64) {
         self.charged = nsec;

@@ -37,8 +37,9 @@ const GO_ON: Step = Step {
     has_news: false,
 };
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Phase {
+    #[default]
     Rest,
     /// Nothing is held; memory is prepared.
     Preparing(Task),
@@ -48,7 +49,7 @@ enum Phase {
     Moving(Task),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Device {
     phase: Phase,
     /// Whether the device is held because memory was moved out while it was frozen. That memory returns
@@ -93,23 +94,10 @@ pub(super) struct Carried {
 impl Device {
     pub(super) fn new() -> Self {
         Self {
-            phase: Phase::Rest,
-            is_kept: false,
-            is_kept_later: false,
-            asked: 0,
-            is_lent: false,
-            gone: 0,
-            generation: 0,
             limits: [NO_LIMIT; 3],
-            resident_limit: None,
-            was_frozen: false,
-            not_before: None,
             pause: AGAIN,
             look: FIRST_LOOK,
-            has_asked: false,
-            is_refused: false,
-            not_granted: None,
-            notice: None,
+            ..Self::default()
         }
     }
 

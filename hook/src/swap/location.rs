@@ -45,7 +45,7 @@ pub(super) struct Locations {
     devices: [OfDevice; MAX_DEVICES],
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OfDevice {
     /// In the order in which they are tried.
     list: OnceLock<Vec<CUmemLocation>>,
@@ -69,7 +69,7 @@ impl Locations {
         let named = sys::path(&GCGROUP_NODES);
         Self {
             nodes: named.map_or_else(|| "/sys/devices/system/node".into(), PathBuf::from),
-            devices: [const { OfDevice::new() }; MAX_DEVICES],
+            devices: std::array::from_fn(|_| OfDevice::default()),
         }
     }
 }
@@ -154,19 +154,6 @@ impl Swap {
 }
 
 impl OfDevice {
-    const fn new() -> Self {
-        Self {
-            list: OnceLock::new(),
-            at: AtomicUsize::new(0),
-            probed: AtomicUsize::new(0),
-            strikes: AtomicU32::new(0),
-            has_worked: AtomicBool::new(false),
-            has_other_error: AtomicBool::new(false),
-            refused: Mutex::new(None),
-            told: AtomicUsize::new(0),
-        }
-    }
-
     /// Makes memory at a location, after a small piece if it is the first there.
     fn make(
         &self,
@@ -350,7 +337,7 @@ mod tests {
 
     #[test]
     fn lack_of_memory_is_no_refusal_for_good() {
-        let device = OfDevice::new();
+        let device = OfDevice::default();
         device.at.store(2, Relaxed);
         assert_eq!(device.end_of_list(), Failed::Refused);
         assert!(!device.begin_again(), "too early");

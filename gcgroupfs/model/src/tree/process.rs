@@ -22,7 +22,7 @@ use super::{Blocks, Devices, GroupId, Identity, ProcessId, Settings, Untrusted};
 use crate::arbiter::MemoryTurn;
 
 /// The daemon's own state about a process, as a whole or on one device.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Kept {
     /// Highest `memory.current` seen since the last reset of the peak, or its value at the reset.
     pub(super) peak: u64,
@@ -74,29 +74,6 @@ pub enum Evidence {
     Confirmed,
     /// Nothing supports the claim; it does not count until something does.
     Refuted,
-}
-
-impl Default for Kept {
-    fn default() -> Self {
-        Self {
-            peak: 0,
-            nr_high: 0,
-            nr_over_limit: 0,
-            nr_reclaim: 0,
-            nr_idle: 0,
-            nr_memory_turns: 0,
-            memory_turn: MemoryTurn::None,
-            share_percent: 0,
-            held: HeldTime::default(),
-            gate: Gate::Run,
-            waits: Waits::default(),
-            evidence: Evidence::default(),
-            measured: Measured::default(),
-            is_overhead_estimated: false,
-            size_asked: (0, Duration::ZERO),
-            refusal_delayed: (0, Duration::ZERO),
-        }
-    }
 }
 
 /// State of a process's counts in the journal.

@@ -26,7 +26,7 @@ pub(super) enum Admission {
     Refused,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Connections {
     all: HashMap<u64, Queued>,
     /// One entry for each connection that has a timer.
@@ -63,13 +63,8 @@ impl Connections {
     /// Creates a table with room for `most` connections that do not belong to registered processes.
     pub(super) fn new(most: usize) -> Self {
         Self {
-            all: HashMap::new(),
-            due: BTreeSet::new(),
             most,
-            unregistered: BTreeSet::new(),
-            users: HashMap::new(),
-            held: 0,
-            ranking: BTreeSet::new(),
+            ..Self::default()
         }
     }
 

@@ -9,9 +9,10 @@ use crate::ContextKind;
 /// State of a gate: what a submission does there. In state 0 a submission passes without reading anything
 /// else.
 #[repr(u32)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Gate {
     /// Submissions pass.
+    #[default]
     Run = 0,
     /// Submissions pass, and the process publishes when it is busy.
     Track = 1,

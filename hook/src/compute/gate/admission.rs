@@ -21,11 +21,7 @@ impl Passing<'_> {
     pub(super) fn with_window<T>(&self, body: impl FnOnce(&mut Window) -> T) -> T {
         let state = self.bound.state;
         // Taken out, so that no lock is held during driver calls; no other thread uses it.
-        let mut window = state
-            .window
-            .lock()
-            .take()
-            .unwrap_or_else(|| Box::new(Window::new()));
+        let mut window = state.window.lock().take().unwrap_or_default();
         let result = body(&mut window);
         *state.window.lock() = Some(window);
         result

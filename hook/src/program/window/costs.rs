@@ -35,6 +35,17 @@ pub(super) struct Costs {
     streak: Streak,
 }
 
+impl Default for Costs {
+    fn default() -> Self {
+        Self {
+            each: [GUESS; Submission::COUNT],
+            is_known: Default::default(),
+            shapes: Shapes::default(),
+            streak: Streak::default(),
+        }
+    }
+}
+
 /// Run of loads on a shared device that all took longer than expected, or all less. `nearest` is the ratio
 /// closest to the expectation, in thousandths.
 #[derive(Debug, Clone, Copy, Default)]
@@ -91,15 +102,6 @@ impl Load {
 }
 
 impl Costs {
-    pub(super) fn new() -> Self {
-        Self {
-            each: [GUESS; Submission::COUNT],
-            is_known: [false; Submission::COUNT],
-            shapes: Shapes::default(),
-            streak: Streak::default(),
-        }
-    }
-
     pub(super) fn of(&self, shape: Shape) -> u64 {
         match self.shapes.known(shape.key) {
             Some(known) => known.nsec,

@@ -18,7 +18,7 @@ fn load(count: u32) -> Load {
 
 #[test]
 fn admission_is_room_until_window_is_full() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.each = [100_000; 3];
     let mut taken = 0;
     while window.admission(None, Submission::Kernel, 1, WINDOW, 0) == Admission::Room {
@@ -39,7 +39,7 @@ fn admission_is_room_until_window_is_full() {
 
 #[test]
 fn submission_longer_than_window_waits_for_the_previous() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.each = [2_000_000; 3];
     assert_eq!(
         window.admission(None, Submission::Kernel, 1, WINDOW, 0),
@@ -55,7 +55,7 @@ fn submission_longer_than_window_waits_for_the_previous() {
 #[test]
 fn unknown_kind_queues_nothing_behind_the_first() {
     let context = Context::by_hand();
-    let mut window = Window::new();
+    let mut window = Window::default();
     let admission = |window: &mut Window| window.admission(Some(&context), Submission::Kernel, 1, WINDOW, 0);
     assert_eq!(admission(&mut window), Admission::Room);
     window.submit(Submission::Kernel, 1, 0);
@@ -67,7 +67,7 @@ fn unknown_kind_queues_nothing_behind_the_first() {
 #[test]
 fn left_assumes_running_submission_is_the_longest() {
     const LONG: u64 = 10_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.learn(load(1), LONG / 10, LONG / 10);
     window.longest.learn(LONG);
     for _ in 0..SAMPLES {
@@ -91,7 +91,7 @@ fn left_assumes_running_submission_is_the_longest() {
 
 #[test]
 fn shared_device_does_not_raise_costs() {
-    let (mut window, mut undisturbed) = (Window::new(), Window::new());
+    let (mut window, mut undisturbed) = (Window::default(), Window::default());
     for window in [&mut window, &mut undisturbed] {
         window.costs.learn(load(1), 1_000_000, 1_000_000);
         window.looked_at = 10_000_000;
@@ -110,7 +110,7 @@ fn shared_device_does_not_raise_costs() {
 #[test]
 fn always_shared_device_learns_from_the_quickest() {
     const LONG: u64 = 1_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.disturb(WINDOW, u64::MAX / 2);
     for kernel in 1..=u64::from(SAMPLES) {
         let end = kernel * 4 * LONG;
@@ -126,7 +126,7 @@ fn always_shared_device_learns_from_the_quickest() {
 #[test]
 fn late_polls_do_not_lower_costs_on_a_shared_device() {
     const LONG: u64 = 100_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     let shape = Shape::new(Submission::Kernel, &[1]);
     window.costs.shapes.try_out(shape.key);
     window.costs.shapes.learn(shape.key, LONG);
@@ -146,7 +146,7 @@ fn late_polls_do_not_lower_costs_on_a_shared_device() {
 #[test]
 fn shared_device_with_mixed_lengths_teaches_nothing() {
     const LONG: u64 = 1_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.learn(load(1), 5 * LONG, 5 * LONG);
     window.disturb(WINDOW, u64::MAX / 2);
     for kernel in 1..=u64::from(4 * SAMPLES) {
@@ -160,7 +160,7 @@ fn shared_device_with_mixed_lengths_teaches_nothing() {
 #[test]
 fn likely_assumes_late_submission_may_be_the_longest() {
     const LONG: u64 = 10_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.learn(load(1), LONG / 4, LONG / 4);
     window.longest.learn(LONG);
     window.in_flight.push_back(Batch {
@@ -176,7 +176,7 @@ fn likely_assumes_late_submission_may_be_the_longest() {
 #[test]
 fn next_end_of_late_submission_backs_off() {
     const LONG: u64 = 1_000_000;
-    let (mut window, context) = (Window::new(), Context::by_hand());
+    let (mut window, context) = (Window::default(), Context::by_hand());
     window.context = context.id();
     window.costs.each[0] = LONG;
     window.in_flight.push_back(Batch {
@@ -194,7 +194,7 @@ fn next_end_of_late_submission_backs_off() {
 #[test]
 fn costs_follow_submissions_that_ran_alone() {
     const LONG: u64 = 1_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     for kernel in 1..=u64::from(4 * SAMPLES) {
         // The first of each turn shares the device with another process's queue.
         let is_beside = kernel % 2 == 0;
@@ -215,7 +215,7 @@ fn costs_follow_submissions_that_ran_alone() {
 fn late_marker_changes_no_cost() {
     const LONG: u64 = 1_000_000;
     for (marked_at, passed_by) in [(900_000, 1_000_000), (50_000_000, 50_100_000)] {
-        let (mut window, context) = (Window::new(), Context::by_hand());
+        let (mut window, context) = (Window::default(), Context::by_hand());
         window.costs.each[0] = LONG;
         let marker = Marker::Word { index: 1, value: 1 };
         window.in_flight.push_back(Batch {
@@ -238,7 +238,7 @@ fn late_marker_changes_no_cost() {
 
 #[test]
 fn costs_follow_measurements() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.learn(load(10), 1_000_000, 1_000_000);
     assert_eq!(
         window.costs.each,
@@ -257,7 +257,7 @@ fn costs_follow_measurements() {
 
 #[test]
 fn costs_rise_from_shortest_with_few_polls() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.each = [SHORTEST; 3];
     // Eight of a millisecond each are queued and polled when the next comes; markers are a quarter of a
     // window apart.
@@ -278,7 +278,7 @@ fn costs_rise_from_shortest_with_few_polls() {
 #[test]
 fn sleep_between_submissions_is_not_counted_as_work() {
     const LONG: u64 = 1_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     // The device is never idle: one runs, and the next is queued shortly before it ends, after a nap of
     // nearly as long. So each ends while the thread sleeps.
     for kernel in 2..100_u64 {
@@ -293,7 +293,7 @@ fn sleep_between_submissions_is_not_counted_as_work() {
 
 #[test]
 fn costs_of_kinds_are_independent() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.learn(
         Load {
             counts: [0, 1, 0],
@@ -308,7 +308,7 @@ fn costs_of_kinds_are_independent() {
 
 #[test]
 fn batch_fills_half_a_window() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     window.costs.each = [10_000, 10_000_000, 1];
     assert_eq!(window.batch(Submission::Kernel, WINDOW), 25);
     assert_eq!(window.batch(Submission::Graph, WINDOW), 1);
@@ -325,7 +325,7 @@ fn run_alone(window: &mut Window, shape: Shape, began: u64, took: u64) {
 
 #[test]
 fn cost_of_each_shape_is_known_from_its_second_launch() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     let shape = |grid| Shape::new(Submission::Kernel, &[0x1000, grid]);
     let graph = Shape::new(Submission::Graph, &[0x1000, 1]);
     for (at, (shape, took)) in [(shape(1), 50_000), (shape(2), 100_000_000), (graph, 150_000_000)]
@@ -346,7 +346,7 @@ fn cost_of_each_shape_is_known_from_its_second_launch() {
 
 #[test]
 fn slow_markers_are_set_less_often() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     assert_eq!(window.interval(WINDOW), 125_000);
     for (marking, interval) in [(1_000, 125_000), (2_000, 200_000), (900_000, 250_000)] {
         window.marking = marking;
@@ -356,7 +356,7 @@ fn slow_markers_are_set_less_often() {
 
 #[test]
 fn no_marker_keeps_an_overlapping_kernel_from_its_predecessor() {
-    let window = Window::new();
+    let window = Window::default();
     let shape = Shape::new(Submission::Kernel, &[1]);
     assert_eq!(window.least(shape, 7), [7, 7]);
     assert_eq!(window.least(shape.overlapping(true), 7), [u64::MAX, 7]);
@@ -364,7 +364,7 @@ fn no_marker_keeps_an_overlapping_kernel_from_its_predecessor() {
 
 #[test]
 fn shared_cost_is_the_gpu_time_charged_until_the_next_launch() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     let shape = Shape::new(Submission::Kernel, &[1]);
     window.set_charged(7_000_000);
     window.disturb(WINDOW, 1_000_000_000);
@@ -382,7 +382,7 @@ fn shared_cost_is_the_gpu_time_charged_until_the_next_launch() {
 
 #[test]
 fn new_shape_is_marked_alone_a_few_times_only() {
-    let mut window = Window::new();
+    let mut window = Window::default();
     let shape = Shape::new(Submission::Kernel, &[1]);
     let mut alone = 0;
     for _ in 0..100 {
@@ -396,7 +396,7 @@ fn new_shape_is_marked_alone_a_few_times_only() {
 #[test]
 fn time_in_driver_call_is_not_learned() {
     const LONG: u64 = 1_000_000;
-    let mut window = Window::new();
+    let mut window = Window::default();
     let shape = Shape::new(Submission::Kernel, &[1]);
     window.submit(shape, 1, 0);
     let (_, load, at) = window.unmarked.pop().unwrap();
@@ -450,7 +450,7 @@ fn cost_is_lowered_if_several_in_a_row_agree() {
 fn submission_is_admitted_if_it_ends_within_the_gap() {
     const MSEC: u64 = 1_000_000;
     let admits = |cost: u64, now: u64| {
-        let mut window = Window::new();
+        let mut window = Window::default();
         window.costs.each = [cost; 3];
         window.set_gap(3 * MSEC, MSEC);
         window.set_gap(3 * MSEC, now);

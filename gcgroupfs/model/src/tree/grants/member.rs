@@ -33,7 +33,7 @@ pub(super) struct Member {
 }
 
 /// Bytes held by a process on one device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Held {
     slot: usize,
     /// Held beyond the ledger.
@@ -83,12 +83,8 @@ impl Held {
     fn new((slot, total): (usize, u64)) -> Self {
         Self {
             slot,
-            overhead: 0,
-            granted: None,
             total,
-            shown: 0,
-            is_fresh: false,
-            expected: 0,
+            ..Self::default()
         }
     }
 

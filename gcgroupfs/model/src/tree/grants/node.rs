@@ -58,7 +58,7 @@ impl Recharge {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) parent: Option<GroupId>,
     pub(super) children: BTreeSet<GroupId>,
@@ -84,16 +84,9 @@ impl Node {
     pub(super) fn new(parent: Option<GroupId>, nr_positions: usize) -> Self {
         Self {
             parent,
-            children: BTreeSet::new(),
-            members: BTreeSet::new(),
-            nr_below: 0,
-            nr_awaited: 0,
-            limits: Bounds::default(),
-            highs: Bounds::default(),
             charged: vec![Charge::default(); nr_positions],
-            whole: 0,
             passed: vec![0; nr_positions],
-            passed_whole: 0,
+            ..Self::default()
         }
     }
 

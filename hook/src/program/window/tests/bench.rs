@@ -77,7 +77,7 @@ fn long_submission_is_admitted_just_before_previous_ends() {
     for kernels in [[LONG; 4], [LONG, LONG * 21 / 20, LONG * 19 / 20, LONG]] {
         let late: fn(u32) -> u64 = |asked| 50_000 + u64::from(asked * 7 % 13) * 10_000;
         for cost in [LONG * 8 / 10, LONG * 9 / 10, LONG, LONG * 12 / 10] {
-            let mut window = Window::new();
+            let mut window = Window::default();
             window.costs.each[0] = cost;
             window.longest.learn(LONG);
             let mut bench = Bench::new();
@@ -106,7 +106,7 @@ fn run_shape(window: &mut Window, bench: &mut Bench, kernels: impl Iterator<Item
 fn slow_first_run_is_forgotten_after_a_few() {
     const LONG: u64 = 1_000_000;
     for (slow, runs) in [(1, 8), (2, 40), (3, 40)] {
-        let (mut window, mut bench) = (Window::new(), Bench::new());
+        let (mut window, mut bench) = (Window::default(), Bench::new());
         run_shape(&mut window, &mut bench, std::iter::repeat_n(9 * LONG, slow));
         run_shape(&mut window, &mut bench, std::iter::repeat_n(LONG, runs));
         let known = window.costs.shapes.known(bench.shape.key).unwrap();
@@ -135,7 +135,7 @@ fn slow_first_run_is_forgotten_after_a_few() {
 fn alternating_durations_are_not_underestimated() {
     const LONG: u64 = 9_000_000;
     for kernels in [&[LONG, LONG / 9][..], &[LONG, LONG / 9, LONG / 9, LONG / 9]] {
-        let (mut window, mut bench) = (Window::new(), Bench::new());
+        let (mut window, mut bench) = (Window::default(), Bench::new());
         for kernel in kernels.iter().cycle().take(400) {
             if bench.submitted == 8 {
                 // What the durations are like is known from here on.
