@@ -518,7 +518,7 @@ hooks! {
 
     fn cuGraphLaunch [cuGraphLaunch_ptsz](
         exec: CUgraphExec, stream: CUstream,
-    ) @10000 => |next| graph_exec::launch(exec, on(stream), &|| graph_memory::launch(exec, next));
+    ) @10000 => |next| graph_exec::launch(exec, on(stream), &|| graph_memory::launch(exec, on(stream), next));
 
     group Gated "copies";
 

@@ -4,6 +4,7 @@ use support::{Config, Mount, Truth};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
+use crate::memory_model::Random;
 
 const MIB: u64 = 1 << 20;
 const MEM_ALLOC: u64 = 10;
@@ -162,6 +163,92 @@ fn launch_of_deeply_nested_allocation_over_limit_is_refused() {
     Dir::of(&mount, calls.pid()).write("memory.limit", 40 * MIB - 1);
     assert_eq!(calls.call("cuGraphLaunch $exec $stream"), OUT_OF_MEMORY);
     assert_eq!(mount.truth().peak(calls.pid(), 0), 0);
+}
+
+/// Graphs share their memory as long as it is not in use. Some leave what they have allocated: then the next
+/// one cannot have it, although both have run before.
+#[test]
+fn graphs_get_what_a_card_of_the_limits_size_gives() {
+    const LIMIT: u64 = 256 * MIB;
+    const GRAPHS: u64 = 8;
+    const STREAMS: u64 = 2;
+    let config = || Config::default().env("SIMGPU_CONTEXT_MEMORY", 8 * MIB);
+    let mount = Mount::with(config());
+    let card = Mount::with(config().env("SIMGPU_MEMORY", LIMIT));
+    let mut sides = [Calls::start(&mount), Calls::start_bare(&card)];
+    Dir::of(&mount, sides[0].pid()).write("memory.limit", LIMIT);
+    let mut random = Random(0x5eed);
+    for calls in &mut sides {
+        (0..STREAMS).for_each(|stream| calls.ok(&format!("cuStreamCreate &stream{stream} 1")));
+    }
+    for graph in 0..GRAPHS {
+        let bytes = 1 + random.below(200 * MIB);
+        for calls in &mut sides {
+            calls.ok("cuStreamBeginCapture_v2 $stream0 0");
+            calls.ok(&format!("cuMemAllocAsync &block{graph} {bytes} $stream0"));
+            if graph % 2 == 0 {
+                calls.ok(&format!("cuMemFreeAsync $block{graph} $stream0"));
+            }
+            calls.ok("cuStreamEndCapture $stream0 &graph");
+            calls.ok(&format!("cuGraphInstantiateWithFlags &exec{graph} $graph 0"));
+        }
+    }
+    let (mut nr_granted, mut nr_refused) = (0, 0);
+    let mut left: Vec<u64> = Vec::new();
+    for step in 0..1000 {
+        let (graph, stream) = (random.below(GRAPHS), random.below(STREAMS));
+        let call = match left.iter().position(|block| *block == graph) {
+            _ if random.below(8) == 0 => "cuDeviceGraphMemTrim 0".to_owned(),
+            Some(at) => {
+                left.swap_remove(at);
+                format!("cuMemFreeAsync $block{graph} $stream{stream}")
+            }
+            None => format!("cuGraphLaunch $exec{graph} $stream{stream}"),
+        };
+        let [of_limited, of_card] = sides.each_mut().map(|calls| {
+            let answer = calls.call(&call);
+            calls.ok("cuCtxSynchronize");
+            answer
+        });
+        assert_eq!(of_limited, of_card, "step {step}: {call}");
+        let used = mount.truth().used(sides[0].pid(), 0);
+        assert!(used <= LIMIT, "step {step}: {call}: {used}");
+        if call.starts_with("cuGraphLaunch") {
+            if of_card.is_ok() && graph % 2 == 1 {
+                left.push(graph);
+            }
+            nr_granted += u32::from(of_card.is_ok());
+            nr_refused += u32::from(of_card == OUT_OF_MEMORY);
+        }
+    }
+    assert!(
+        nr_granted > 100 && nr_refused > 50,
+        "{nr_granted} granted, {nr_refused} refused"
+    );
+}
+
+/// A graph whose memory another one uses waits for that one.
+#[test]
+fn launch_at_the_limit_waits_for_the_graph_before_it() {
+    const CONTEXT: u64 = 8 * MIB;
+    let mount = Mount::with(Config::default().env("SIMGPU_CONTEXT_MEMORY", CONTEXT));
+    let mut calls = Calls::start(&mount);
+    calls.ok("cuStreamCreate &stream 1");
+    for graph in 0..2 {
+        calls.ok("cuStreamBeginCapture_v2 $stream 0");
+        calls.ok(&format!("cuMemAllocAsync &block {} $stream", 40 * MIB));
+        // Takes some time, as work of a real graph does.
+        calls.ok(&format!("cuMemsetD8Async $block 0 {} $stream", 40 * MIB));
+        calls.ok("cuMemFreeAsync $block $stream");
+        calls.ok("cuStreamEndCapture $stream &graph");
+        calls.ok(&format!("cuGraphInstantiateWithFlags &exec{graph} $graph 0"));
+    }
+    Dir::of(&mount, calls.pid()).write("memory.limit", CONTEXT + 60 * MIB);
+    for round in 0..100 {
+        calls.ok(&format!("cuGraphLaunch $exec{} $stream", round % 2));
+    }
+    calls.ok("cuStreamSynchronize $stream");
+    assert_eq!(mount.truth().peak(calls.pid(), 0), CONTEXT + 40 * MIB);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD, CUDA_GRAPH_INSTANTIATE_PARAMS,
-    CUdevice, CUgraph, CUgraphExec, CUgraphNodeParams, CUresult,
+    CUdevice, CUgraph, CUgraphExec, CUgraphNodeParams, CUresult, CUstream,
 };
 use crate::driver::interpose::Next;
 use crate::driver::out_pointer::{argument, written};
@@ -86,15 +86,15 @@ pub(crate) fn upload(exec: CUgraphExec, next: Next<'_>) -> CUresult {
 }
 
 /// `cuGraphLaunch`, after its gate.
-pub(crate) fn launch(exec: CUgraphExec, next: Next<'_>) -> CUresult {
+pub(crate) fn launch(exec: CUgraphExec, stream: CUstream, next: Next<'_>) -> CUresult {
     let hook = hook::get().filter(|_| is_used());
     let known = hook.and_then(|hook| Some((hook, hook.memory.graphs.needs(exec)?)));
     let Some((hook, needs)) = known else {
         return next();
     };
-    let taken = take(hook.memory, &needs)?;
+    let mut taken = take(hook.memory, &needs)?;
     let result = next();
-    launched(hook.memory, &needs, &taken, result);
+    launched(hook.memory, &mut taken, stream, result);
     result
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Account {
     step: u64,
     /// The reserved size could not be measured the last time, or never was.
     is_unknown: bool,
+    /// Number of the graph that ran last, if its memory is still reserved; 0: none.
+    last_graph: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -62,9 +64,14 @@ struct Waiting {
 pub(crate) enum Want {
     /// A block of so many bytes, in the order of a stream.
     Block(u64, Stream),
-    /// Bytes for a graph, and the bytes that the reserve has free, including those that calls in progress
-    /// take.
-    Graph(u64, u64),
+    /// Memory for the graph with this number, counted from 1. `free`: the bytes that the reserve has free,
+    /// including those that calls in progress take, asked for when so many measurements had begun.
+    Graph {
+        number: u64,
+        bytes: u64,
+        free: u64,
+        measurements: u64,
+    },
 }
 
 /// A call that may make the reserve grow.
@@ -107,11 +114,23 @@ impl Account {
         self.is_unknown
     }
 
+    /// Returns the number of measurements begun.
+    pub(crate) fn measurements(&self) -> u64 {
+        self.begun
+    }
+
+    /// Returns whether a call may have ended since `want` was found, and taken what was free then.
+    pub(crate) fn is_outdated(&self, want: Want) -> bool {
+        matches!(want, Want::Graph { measurements, .. } if measurements != self.begun)
+    }
+
     /// Returns the bytes by which the reserve is expected to grow: none if the spare bytes or a waiting block
     /// suffice.
     pub(crate) fn growth(&self, want: Want) -> u64 {
         match want {
-            Want::Graph(bytes, free) => bytes.saturating_sub(free.saturating_sub(self.live_bytes)),
+            // Its memory is in use by itself, or no other graph has it.
+            Want::Graph { number, .. } if number == self.last_graph => 0,
+            Want::Graph { bytes, free, .. } => bytes.saturating_sub(free.saturating_sub(self.live_bytes)),
             Want::Block(bytes, stream)
                 if bytes <= self.spare() && bytes < self.misfit
                     || self.waiting_for(bytes, stream).is_some() =>
@@ -179,7 +198,7 @@ impl Account {
 
     /// Begins a call that takes `want`; the caller has charged `growth`.
     pub(crate) fn begin(&mut self, want: Want, growth: u64) -> Begun {
-        let (Want::Block(bytes, _) | Want::Graph(bytes, _)) = want;
+        let (Want::Block(bytes, _) | Want::Graph { bytes, .. }) = want;
         let begun = Begun {
             bytes,
             growth,
@@ -198,7 +217,15 @@ impl Account {
             // If the stream has reached the free, the driver may use other memory and release this.
             self.has_freed = true;
         }
+        if let Want::Graph { number, .. } = want {
+            self.last_graph = number;
+        }
         begun
+    }
+
+    /// Notes that the memory of the graph that ran last may no longer be reserved.
+    pub(crate) fn forget_graph(&mut self) {
+        self.last_graph = 0;
     }
 
     /// Ends an allocation, at once or when a stream reaches the free; returns whether the pool is over with

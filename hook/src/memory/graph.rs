@@ -5,11 +5,12 @@
 //! known at instantiation; what a launch will take of the device is predicted from that. If no graph
 //! allocates, a launch costs one load more.
 //!
-//! Two graphs that ran one after the other share their memory. If they run concurrently later, the driver
-//! takes more, which is charged even beyond a limit, since it cannot be predicted.
+//! Graphs that run one after the other share their memory. The graph that ran last has what it needs. For
+//! another one the driver takes more, unless what others use is free by then: at a limit, their streams are
+//! awaited as those of freed blocks are.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -18,10 +19,11 @@ use super::Memory;
 use super::account::Want;
 use super::page_counter::Unsettled;
 use super::reserve::{Advance, Reserve};
+use super::stream::{Order, Stream};
 use crate::driver;
 use crate::driver::cuda::{
     CU_GRAPH_NODE_TYPE_GRAPH, CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_MEM_ALLOC_NODE_PARAMS, CUdevice, CUerror,
-    CUgraph, CUgraphExec, CUresult,
+    CUgraph, CUgraphExec, CUresult, CUstream,
 };
 use crate::driver::graphs::nodes;
 use crate::driver::interpose::Next;
@@ -29,6 +31,9 @@ use crate::shared::device::LocalDevice;
 
 /// Set once any graph of this program allocates.
 static IS_USED: AtomicBool = AtomicBool::new(false);
+
+/// Number of needs so far.
+static NR_NEEDS: AtomicU64 = AtomicU64::new(0);
 
 /// Size of a page of device memory, bytes.
 const PAGE: u64 = 2 << 20;
@@ -38,16 +43,13 @@ const PAGE: u64 = 2 << 20;
 pub(crate) struct Need {
     local: LocalDevice,
     bytes: u64,
-    /// Number of the device's trim since which the graph has had its memory, or [`NO_ROOM`].
-    has_room_since: AtomicUsize,
+    /// Distinguishes it from all others of the process.
+    number: u64,
 }
 
 /// Executable graphs that allocate, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs(Mutex<HashMap<usize, Arc<[Need]>>>);
-
-/// Value of [`Need::has_room_since`]: the graph has no memory on the device.
-const NO_ROOM: usize = usize::MAX;
 
 /// Returns whether a launch may allocate.
 pub(crate) fn is_used() -> bool {
@@ -63,16 +65,24 @@ pub(crate) fn begin_use() {
 pub(crate) struct Taken<'a> {
     memory: &'a Memory,
     reserve: Arc<Reserve>,
-    trims: usize,
     held: Advance,
+    /// The launch that uses the memory.
+    order: Option<Order>,
     unsettled: Option<Unsettled<'a>>,
 }
 
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         // Growth that does not fit exists all the same, and is charged.
-        let _ = self.reserve.settle(self.memory, Some(self.held));
-        self.reserve.account.lock().end(self.held.begun.bytes, None);
+        if self.reserve.settle(self.memory, Some(self.held)).is_err() {
+            // The helper trims it when the stream has passed the launch.
+            self.memory.session.line.wake();
+        }
+        let mut account = self.reserve.account.lock();
+        account.end(self.held.begun.bytes, self.order);
+        if self.order.is_none() {
+            account.forget_graph();
+        }
     }
 }
 
@@ -82,19 +92,21 @@ pub(crate) fn take<'a>(memory: &'a Memory, needs: &[Need]) -> Result<Vec<Taken<'
     for need in needs {
         let index = memory.session.devices.learn(memory.control(), need.local);
         let reserve = memory.reserves.of_graphs(need.local, index);
-        let trims = reserve.trims();
         let held = reserve.charge(memory, || {
-            if need.has_room_since.load(Relaxed) == reserve.trims() {
-                return Want::Graph(0, 0);
-            }
+            let measurements = reserve.account.lock().measurements();
             let (reserved, used) = (reserve.reserved().unwrap_or(0), reserve.used().unwrap_or(0));
-            Want::Graph(need.bytes, reserved.saturating_sub(used))
+            Want::Graph {
+                number: need.number,
+                bytes: need.bytes,
+                free: reserved.saturating_sub(used),
+                measurements,
+            }
         })?;
         taken.push(Taken {
             memory,
             reserve,
-            trims,
             held,
+            order: None,
             unsettled: None,
         });
     }
@@ -122,13 +134,12 @@ fn count_failures(memory: &Memory, taken: &[Taken<'_>]) {
 }
 
 /// Records the result of a launch that was charged in advance.
-pub(crate) fn launched(memory: &Memory, needs: &[Need], taken: &[Taken<'_>], result: CUresult) {
+pub(crate) fn launched(memory: &Memory, taken: &mut [Taken<'_>], stream: CUstream, result: CUresult) {
     if result.is_err() {
         return count_failures(memory, taken);
     }
-    for (one, need) in taken.iter().zip(needs) {
-        need.has_room_since.store(one.trims, Relaxed);
-    }
+    let order = memory.ordered(Stream::of(memory.program, stream.0.addr()));
+    taken.iter_mut().for_each(|one| one.order = Some(order));
 }
 
 impl Graphs {
@@ -170,7 +181,7 @@ pub(crate) fn needs(memory: &Memory, graph: CUgraph) -> Result<Arc<[Need]>, CUer
             needs.push(Need {
                 local,
                 bytes: 0,
-                has_room_since: AtomicUsize::new(NO_ROOM),
+                number: NR_NEEDS.fetch_add(1, Relaxed) + 1,
             });
             end = 0;
         }

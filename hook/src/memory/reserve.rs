@@ -59,8 +59,6 @@ pub(crate) struct Reserve {
     pub(crate) backing: Backing,
     /// Whether other processes may have the pool, which is counted then.
     pub(crate) is_shared: AtomicBool,
-    /// Number of trims: a graph whose memory existed before a trim may have none now.
-    trims: AtomicUsize,
     /// The device slot in which it is charged; written with the account locked.
     index: AtomicUsize,
     pub(crate) account: Mutex<Account>,
@@ -107,15 +105,11 @@ impl Reserve {
         self.trimmed(memory);
     }
 
-    /// Counts a trim and settles what it released.
+    /// Settles what a trim has released.
     pub(crate) fn trimmed(&self, memory: &Memory) {
-        self.trims.fetch_add(1, Relaxed);
+        self.account.lock().forget_graph();
         // If it exceeds the limit now, it did so before.
         let _ = self.settle(memory, None);
-    }
-
-    pub(crate) fn trims(&self) -> usize {
-        self.trims.load(Relaxed)
     }
 
     /// Asks the driver for the bytes that graphs use now.
@@ -177,16 +171,19 @@ impl Reserve {
 
     /// Charges a call if it fits, waiting for a larger grant if that is what is missing.
     fn hold(&self, memory: &Memory, want: impl Fn() -> Want) -> Result<Advance, Full> {
-        let try_hold = || {
+        let try_hold = || loop {
             let want = want();
             let mut account = self.account.lock();
+            if account.is_outdated(want) {
+                continue;
+            }
             let (growth, index) = (account.growth(want), self.index());
             // Peaks are raised after the call, by the actual growth.
             memory.reserve(index, growth)?;
             if growth != 0 {
                 self.add_kind(memory, index, growth);
             }
-            Ok(account.begin(want, growth))
+            return Ok(account.begin(want, growth));
         };
         let (begun, is_above_high) = match try_hold() {
             Err(Full::Group(index)) => {

@@ -4,8 +4,26 @@ use std::cell::Cell;
 fn account(reserved: u64, held: u64) -> Account {
     let mut account = Account::new();
     let _ = settle(&mut account, 0, reserved, i64::MAX);
-    let _ = account.begin(Want::Graph(0, 0), held);
+    let _ = account.begin(graph(0, 0), held);
     account
+}
+
+/// Returns what a graph takes that has not run.
+fn graph(bytes: u64, free: u64) -> Want {
+    graph_numbered(u64::MAX, bytes, free)
+}
+
+fn graph_numbered(number: u64, bytes: u64, free: u64) -> Want {
+    graph_measured(&Account::new(), number, bytes, free)
+}
+
+fn graph_measured(one: &Account, number: u64, bytes: u64, free: u64) -> Want {
+    Want::Graph {
+        number,
+        bytes,
+        free,
+        measurements: one.measurements(),
+    }
 }
 
 fn on(stream: usize) -> Stream {
@@ -94,7 +112,7 @@ fn growth_step_is_learnt_from_lone_calls() {
     const M: u64 = 1 << 20;
     let step = |one: &Account| one.growth(block(1, 1));
     let grow = |one: &mut Account, bytes, by| {
-        let begun = one.begin(Want::Graph(bytes, 0), 0);
+        let begun = one.begin(graph(bytes, 0), 0);
         let reserved = one.reserved() + by;
         one.measure(false);
         let _ = settle(one, 0, reserved, i64::MAX);
@@ -109,7 +127,7 @@ fn growth_step_is_learnt_from_lone_calls() {
     assert_eq!(step(&one), 64 * M);
     grow(&mut one, 5 * M, 8 * M);
     assert_eq!(step(&one), 4 * M, "the least step that rounds 5 to 8");
-    one.begin(Want::Graph(0, 0), M);
+    one.begin(graph(0, 0), M);
     grow(&mut one, M, 64 * M);
     assert_eq!(step(&one), 4 * M, "the growth may be the other call's");
     let _ = settle(&mut one, M, 0, 0);
@@ -160,7 +178,7 @@ fn free_after_the_query_of_a_stream_waits_for_the_next_one() {
 fn streams_of_many_waiting_blocks_are_all_known() {
     let mut one = account(1000, 0);
     for stream in 1..=3 * MOST_WAITING {
-        one.begin(Want::Graph(1, 0), 0);
+        one.begin(graph(1, 0), 0);
         one.end(1, Some(freed_on(stream)));
     }
     assert_eq!(one.waits_for().len(), 3 * MOST_WAITING);
@@ -225,12 +243,38 @@ fn size_that_did_not_fit_is_expected_to_make_the_pool_grow() {
 #[test]
 fn graphs_in_progress_do_not_count_on_the_same_free_bytes() {
     let mut one = account(100, 0);
-    let want = Want::Graph(60, 100);
-    assert_eq!(one.growth(want), 0);
-    let begun = one.begin(want, 0);
-    assert_eq!(one.growth(want), 20, "40 are left");
+    let (first, second) = (graph_numbered(1, 60, 100), graph_numbered(2, 60, 100));
+    assert_eq!(one.growth(first), 0);
+    let begun = one.begin(first, 0);
+    assert_eq!(one.growth(second), 20, "40 are left");
+    let second = graph_measured(&one, 2, 60, 100);
+    one.measure(false);
     one.end(begun.bytes, None);
-    assert_eq!(one.growth(want), 0);
+    assert!(
+        one.is_outdated(second),
+        "the first one may have taken what was free"
+    );
+    let second = graph_measured(&one, 2, 60, 100);
+    assert!(!one.is_outdated(second));
+    assert_eq!(one.growth(second), 0);
+}
+
+#[test]
+fn only_the_graph_that_ran_last_needs_no_free_bytes() {
+    let mut one = account(60, 0);
+    let [first, second] = [1, 2].map(|number| graph_numbered(number, 60, 0));
+    let run = |one: &mut Account, want| {
+        let growth = one.growth(want);
+        let begun = one.begin(want, 0);
+        one.end(begun.bytes, None);
+        growth
+    };
+    assert_eq!(run(&mut one, first), 60);
+    assert_eq!(run(&mut one, first), 0);
+    assert_eq!(run(&mut one, second), 60);
+    assert_eq!(run(&mut one, first), 60, "the second one may have its memory");
+    one.forget_graph();
+    assert_eq!(run(&mut one, first), 60, "it was trimmed");
 }
 
 #[test]

@@ -87,7 +87,6 @@ impl Reserves {
             local,
             backing,
             is_shared: AtomicBool::new(false),
-            trims: AtomicUsize::new(0),
             index: AtomicUsize::new(index),
             account: Mutex::new(Account::new()),
         });
