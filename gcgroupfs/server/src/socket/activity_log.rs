@@ -225,7 +225,11 @@ impl Known {
                 let what = if current.is_frozen { "frozen" } else { "thawed" };
                 happened(what, String::new());
                 if self.freezes.allows_debug(uid, now) {
-                    line.froze();
+                    line.debug(if current.is_frozen {
+                        "frozen"
+                    } else {
+                        "no longer frozen"
+                    });
                 }
             }
             let nr_out = current.nr_out.saturating_sub(before.nr_out);
@@ -233,7 +237,7 @@ impl Known {
             if nr_out + nr_in > 0 {
                 let text = format!("{nr_out} allocations moved to the host, {nr_in} to the GPU");
                 if self.moves.allows_debug(uid, now) {
-                    line.moved(&text);
+                    line.debug(&text);
                 }
                 happened("swapped", text);
             }
@@ -289,19 +293,7 @@ impl Line<'_> {
         );
     }
 
-    fn froze(&self) {
-        debug!(
-            PID = self.activity.identity.pid,
-            UID = self.activity.identity.uid,
-            GROUP = %self.group(),
-            GPU = self.device,
-            "{}: {}",
-            self.subject(),
-            if self.current.is_frozen { "frozen" } else { "no longer frozen" }
-        );
-    }
-
-    fn moved(&self, text: &str) {
+    fn debug(&self, text: &str) {
         debug!(
             PID = self.activity.identity.pid,
             UID = self.activity.identity.uid,

@@ -74,7 +74,7 @@ impl Listener {
         }
         make_directory(path)?;
         // Of two daemons that start at once, one finds its file replaced by the other's later.
-        clear(path, &address)?;
+        clear(path, &address, TAKEOVER_PATIENCE)?;
         let (socket, file) = make(path, &address)?;
         listen(&socket, Backlog::new(BACKLOG)?)?;
         Ok(Self::of(socket, path, file))
@@ -229,15 +229,15 @@ pub(super) fn new_socket(flags: SockFlag) -> nix::Result<OwnedFd> {
     )
 }
 
-/// Removes a socket on which no process listens.
-fn clear(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
+/// Removes a socket on which no process listens, or stops to listen within `patience`.
+fn clear(path: &Path, address: &UnixAddr, patience: Duration) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error).with_context(|| format!("cannot look at {}", path.display())),
         Ok(file) if !file.file_type().is_socket() => bail!("{} is there and is no socket", path.display()),
         Ok(_) => {}
     }
-    let deadline = Instant::now() + TAKEOVER_PATIENCE;
+    let deadline = Instant::now() + patience;
     loop {
         let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
         match connect(probe.as_raw_fd(), address) {

@@ -5,12 +5,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
-use nix::errno::Errno;
+use anyhow::Context;
 use nix::sys::socket::{SockFlag, UnixAddr, connect};
 
-use super::{FileId, id, make, make_directory, new_socket};
+use super::{FileId, clear, id, make, make_directory, new_socket};
 use gcgroupfs_sys::process;
 
 /// Creates a socket at `path` unless the file identified by `ours` is there, returns it, and stores the new
@@ -24,7 +24,8 @@ pub(super) fn restore(path: &Path, ours: &mut FileId) -> anyhow::Result<Option<O
     }
     let address = UnixAddr::new(path)?;
     make_directory(path)?;
-    clear_away(path, &address)?;
+    move_aside(path)?;
+    clear(path, &address, Duration::ZERO)?;
     let (socket, file) = make(path, &address)?;
     *ours = file;
     Ok(Some(socket))
@@ -59,23 +60,12 @@ fn is_there(path: &Path, ours: &mut FileId) -> anyhow::Result<bool> {
     Ok(is_same)
 }
 
-/// Removes a socket on which no process listens, and renames any other file to `NAME.displaced`.
-fn clear_away(path: &Path, address: &UnixAddr) -> anyhow::Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error).with_context(|| format!("cannot look at {}", path.display())),
-        Ok(file) if file.file_type().is_socket() => {
-            let probe = new_socket(SockFlag::SOCK_NONBLOCK)?;
-            match connect(probe.as_raw_fd(), address) {
-                Err(Errno::ECONNREFUSED) => Ok(fs::remove_file(path)?),
-                Err(Errno::ENOENT) => Ok(()),
-                _ => bail!("another daemon listens on {}", path.display()),
-            }
-        }
-        Ok(_) => {
-            let mut aside = path.as_os_str().to_owned();
-            aside.push(".displaced");
-            fs::rename(path, &aside).with_context(|| format!("cannot move {} away", path.display()))
-        }
+/// Renames a file that is no socket to `NAME.displaced`.
+fn move_aside(path: &Path) -> anyhow::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|file| !file.file_type().is_socket()) {
+        let mut aside = path.as_os_str().to_owned();
+        aside.push(".displaced");
+        fs::rename(path, &aside).with_context(|| format!("cannot move {} away", path.display()))?;
     }
+    Ok(())
 }
