@@ -26,6 +26,14 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// Nothing to tell the daemon; the next step follows after `wake`.
+    pub(crate) const fn after(wake: Duration) -> Self {
+        Self {
+            wake: Some(wake),
+            has_news: false,
+        }
+    }
+
     /// Returns the result of two steps together.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {

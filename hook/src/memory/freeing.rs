@@ -152,9 +152,6 @@ impl Settling {
         } else {
             (2 * self.pause).min(LONGEST_PAUSE)
         };
-        Step {
-            wake: Some(self.pause),
-            has_news: false,
-        }
+        Step::after(self.pause)
     }
 }

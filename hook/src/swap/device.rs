@@ -32,9 +32,10 @@ const SELDOM: Duration = Duration::from_secs(8);
 /// Time in which the daemon usually answers a request for a larger grant.
 const ANSWERED: Duration = Duration::from_millis(20);
 
-const GO_ON: Step = Step {
-    wake: Some(Duration::ZERO),
-    has_news: false,
+const GO_ON: Step = Step::after(Duration::ZERO);
+const GO_ON_WITH_NEWS: Step = Step {
+    has_news: true,
+    ..GO_ON
 };
 
 #[derive(Debug, Default)]
@@ -275,14 +276,13 @@ impl Device {
         {
             let wanted = excess(swap, index).max(self.asked);
             if let Some((wake, has_news)) = notice::wait(&mut self.notice, swap, usage, wanted) {
-                let wake = Some(wake);
-                return Step { wake, has_news };
+                return Step {
+                    has_news,
+                    ..Step::after(wake)
+                };
             }
         } else if notice::end(&mut self.notice, usage) {
-            return Step {
-                has_news: true,
-                ..GO_ON
-            };
+            return GO_ON_WITH_NEWS;
         }
         if self.was_frozen && self.asked != 0 && usage.swap_current.load(Relaxed) != 0 {
             // What is out already returns before any submission passes, too.
@@ -325,7 +325,7 @@ impl Device {
         }
         Step {
             wake,
-            has_news: false,
+            ..Step::default()
         }
     }
 

@@ -69,20 +69,18 @@ impl Mover {
             if device.is_at_ease(swap, index, usage) {
                 continue;
             }
-            let step = device.step(swap, index, usage, &self.settings);
-            all.has_news |= step.has_news;
-            all.wake = all.wake.into_iter().chain(step.wake).min();
+            all = all.and(device.step(swap, index, usage, &self.settings));
         }
         let is_moving = self.devices.iter().any(Device::is_moving);
         swap.count_moving(is_moving);
         // Not while the program is held for a move.
         if !is_moving {
-            all.has_news |= settle(swap);
+            let has_news = settle(swap);
             let wake = match swap.unsettled.lock().is_empty() {
                 true => self.tidy(swap),
                 false => Some(Duration::ZERO),
             };
-            all.wake = all.wake.into_iter().chain(wake).min();
+            all = all.and(Step { wake, has_news });
         }
         all
     }

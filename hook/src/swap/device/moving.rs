@@ -11,7 +11,7 @@ use super::super::relocate::relocate;
 use super::super::run::{length, run};
 use super::super::settings::SwapSettings;
 use super::super::task::{Task, excess};
-use super::{AGAIN, ANSWERED, Device, FIRST_LOOK, GO_ON, Phase};
+use super::{AGAIN, ANSWERED, Device, FIRST_LOOK, GO_ON, GO_ON_WITH_NEWS, Phase};
 use crate::compute::hold::Scope;
 use crate::compute::quiet::Quiet;
 use crate::helper::Step;
@@ -46,10 +46,7 @@ impl Device {
         if let Some(failed) = failed {
             self.fail(swap, index, usage, task.to, failed);
         }
-        Step {
-            has_news: true,
-            ..GO_ON
-        }
+        GO_ON_WITH_NEWS
     }
 
     #[expect(clippy::too_many_arguments, reason = "one step of a move")]
@@ -67,10 +64,7 @@ impl Device {
         }
         if since.elapsed() < PATIENCE {
             self.phase = Phase::Quieting(quiet, task, since);
-            return Step {
-                wake: Some(SOON),
-                has_news: false,
-            };
+            return Step::after(SOON);
         }
         quiet.abandon();
         swap.count_swap_fail(index);

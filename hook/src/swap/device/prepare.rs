@@ -49,10 +49,7 @@ impl Device {
             }
         }
         self.phase = Phase::Preparing(task);
-        Step {
-            wake: Some(wake),
-            has_news: false,
-        }
+        Step::after(wake)
     }
 
     /// Drops a block that the groups above do not grant, and all that are as large. Smaller ones may fit.
