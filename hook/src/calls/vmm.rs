@@ -132,7 +132,7 @@ pub(crate) fn map(
         is_imported.then(|| physical.grow(number, bytes)).flatten()
     });
     if let Some(more) = more {
-        hook.memory.page_counter.show(hook.session.usage(), &more);
+        hook.memory.page_counter.show(&more);
         if more.size == bytes {
             hook.memory.count_unsized(&more, 1_u64.wrapping_neg());
         }
@@ -227,7 +227,7 @@ pub(crate) fn bind(
         physical.bind(Binder::Multicast(multicast), region, object, Some(shown), gone);
         Some(shown)
     });
-    shown.inspect(|shown| hook.memory.page_counter.show(hook.session.usage(), shown));
+    shown.inspect(|shown| hook.memory.page_counter.show(shown));
     Ok(())
 }
 

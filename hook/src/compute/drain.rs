@@ -165,10 +165,7 @@ impl Device {
 
     /// Publishes that the device is drained, unless it was thawed meanwhile.
     fn publish(&self, compute: &Compute, index: usize) -> bool {
-        let (Some(control), Some(usage)) = (
-            compute.control().devices.get(index),
-            compute.usage().devices.get(index),
-        ) else {
+        let Some((usage, control)) = compute.session.device(index) else {
             return false;
         };
         usage.drain_error.store(0, Relaxed);

@@ -113,8 +113,8 @@ pub(crate) fn submit(
     passing.enter(Call::Graph(stream));
     compute.exec_graphs.launched(&compute.program.contexts);
     passing.sample(default_stream(stream.0.addr(), false));
-    let result = match blocks(compute, bound) {
-        Some((_, usage)) => body(usage),
+    let result = match compute.usage().devices.get(bound.index()) {
+        Some(usage) => body(usage),
         None => next(),
     };
     if let Some(sampler) = compute.samplers.get(bound.index()) {
@@ -149,7 +149,7 @@ impl Passing<'_> {
             // Pairs with the drain's barrier: either the drain sees the entry or this thread sees the closed
             // gate.
             fence(SeqCst);
-            let Some((control, usage)) = blocks(self.compute, self.bound) else {
+            let Some((usage, control)) = self.compute.session.device(self.bound.index()) else {
                 return;
             };
             if self.compute.program.contexts.captures.is_any()
@@ -222,7 +222,7 @@ impl Passing<'_> {
     /// Begins a sample of the submission, if all submissions to the device are known now.
     fn sample(&self, stream: usize) {
         let index = self.bound.index();
-        let Some((control, _)) = blocks(self.compute, self.bound) else {
+        let Some((_, control)) = self.compute.session.device(self.bound.index()) else {
             return;
         };
         let is_open = Gate::from_word(control.gate.load(Relaxed)) == Gate::Run;
@@ -297,17 +297,9 @@ fn wait_closed(compute: &Compute, index: usize) {
     if compute.holds.word(index).is_some() {
         return compute.holds.wait(compute.session, index);
     }
-    if let (Some(control), Some(usage)) = (
-        compute.control().devices.get(index),
-        compute.usage().devices.get(index),
-    ) {
+    if let Some((usage, control)) = compute.session.device(index) {
         wait_frozen(compute.session, control, usage);
     }
-}
-
-fn blocks<'a>(compute: &'a Compute, bound: Bound<'_>) -> Option<(&'a ControlDevice, &'a UsageDevice)> {
-    let control = compute.control().devices.get(bound.index())?;
-    Some((control, compute.usage().devices.get(bound.index())?))
 }
 
 /// Waits while the calling thread's gate is frozen, for calls that begin submissions without being one.
@@ -319,7 +311,10 @@ pub(crate) fn hold(compute: &Compute, mut begin: impl FnMut(), mut take_back: im
             return;
         };
         let index = bound.index();
-        let is_frozen = blocks(compute, bound).is_some_and(|(control, _)| is_frozen(&control.gate));
+        let is_frozen = compute
+            .session
+            .device(bound.index())
+            .is_some_and(|(_, control)| is_frozen(&control.gate));
         if !(is_frozen || compute.holds.word(index).is_some()) || exit::is_exiting() {
             return;
         }

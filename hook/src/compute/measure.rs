@@ -123,9 +123,8 @@ impl Measure {
         let has_news = compute.usage().measures_time.swap(can.into(), Relaxed) != u32::from(can);
         let mut wake = None;
         for (index, gate) in gates.iter().enumerate() {
-            let (Some(control), Some(usage), Some(meter), Some(phase)) = (
-                compute.control().devices.get(index),
-                compute.usage().devices.get(index),
+            let (Some((usage, control)), Some(meter), Some(phase)) = (
+                compute.session.device(index),
                 compute.meters.get(index),
                 self.phases.get_mut(index),
             ) else {

@@ -83,11 +83,8 @@ impl Compute {
     /// Evaluates samples of the device with that index, and publishes the GPU time of its submissions.
     /// `passed`: nanoseconds since the last look. Called in the helper.
     fn account(&self, index: usize, progress: Progress, passed: u64) {
-        let (Some(sampler), Some(usage), Some(control)) = (
-            self.samplers.get(index),
-            self.usage().devices.get(index),
-            self.control().devices.get(index),
-        ) else {
+        let (Some(sampler), Some((usage, control))) = (self.samplers.get(index), self.session.device(index))
+        else {
             return;
         };
         let nr_others = control.nr_others.load(Relaxed);

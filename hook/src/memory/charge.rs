@@ -32,8 +32,7 @@ impl Charge<'_> {
     pub(crate) fn keep(self, sums: Sums) {
         let (memory, index) = (self.memory, self.index);
         std::mem::forget(self);
-        let (usage, control) = (memory.usage(), memory.control());
-        memory.page_counter.raise_peaks(usage, control, index, sums);
+        memory.page_counter.raise_peaks(index, sums);
     }
 
     /// Charges the size of memory that was refused and cannot be freed, even beyond a limit, for as long as
@@ -42,8 +41,7 @@ impl Charge<'_> {
     pub(crate) fn keep_refused(self, bytes: u64, error: CUerror) -> CUerror {
         let (memory, index, more) = (self.memory, self.index, bytes.saturating_sub(self.bytes));
         std::mem::forget(self);
-        let (usage, control) = (memory.usage(), memory.control());
-        memory.page_counter.charge(usage, control, index, more);
+        memory.page_counter.charge(index, more);
         error
     }
 
@@ -63,10 +61,7 @@ impl Charge<'_> {
     #[cold]
     pub(crate) fn exceed(&mut self, bytes: u64) -> Sums {
         let more = bytes.saturating_sub(self.bytes);
-        let (memory, usage) = (self.memory, self.memory.usage());
-        memory
-            .page_counter
-            .charge(usage, memory.control(), self.index, more);
+        self.memory.page_counter.charge(self.index, more);
         self.bytes = bytes;
         Sums::default()
     }
@@ -161,8 +156,7 @@ impl Memory {
     pub(crate) fn charge_bytes(&self, index: usize, bytes: u64) -> Result<(), Full> {
         let charged = self.charge(index, bytes);
         let sums = charged.inspect_err(|full| self.count_hit(*full))?;
-        let (usage, control) = (self.usage(), self.control());
-        self.page_counter.raise_peaks(usage, control, index, sums);
+        self.page_counter.raise_peaks(index, sums);
         Ok(())
     }
 
@@ -177,8 +171,7 @@ impl Memory {
 
     /// Charges `bytes` if they fit.
     pub(crate) fn reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
-        self.page_counter
-            .try_reserve(self.usage(), self.control(), index, bytes)
+        self.page_counter.try_reserve(index, bytes)
     }
 
     /// Counts an allocation that hit a limit and rings the daemon, which notifies pollers of `memory.events`.

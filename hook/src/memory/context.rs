@@ -285,13 +285,8 @@ impl Memory {
             if index != charged.index {
                 let less = [charged.bytes, charged.estimated].map(u64::wrapping_neg);
                 self.show_context(charged.index, less[0], less[1]);
-                self.page_counter.transfer_bytes(
-                    self.usage(),
-                    self.control(),
-                    charged.index,
-                    index,
-                    charged.bytes,
-                );
+                self.page_counter
+                    .transfer_bytes(charged.index, index, charged.bytes);
                 self.show_context(index, charged.bytes, charged.estimated);
                 charged.index = index;
                 self.ask_size(index, None);
@@ -305,10 +300,9 @@ impl Memory {
         let mut left: Vec<&mut Charged> = all.iter_mut().filter(|charged| charged.is_asked).collect();
         let of = |charged: &&mut Charged| Some((charged.index, self.answered(charged.index)?));
         while let Some((index, missing)) = left.iter().find_map(of) {
-            let (usage, control) = (self.usage(), self.control());
             let more = u64::try_from(missing).unwrap_or(0);
-            self.page_counter.charge(usage, control, index, more);
-            let _unsettled = Unsettled::on(usage, index);
+            self.page_counter.charge(index, more);
+            let _unsettled = Unsettled::on(self.usage(), index);
             let mut measured: Vec<_> = left.extract_if(.., |charged| charged.index == index).collect();
             let less = spread(missing, &mut measured);
             self.contexts.lowered.fetch_add(less, Relaxed);
@@ -351,13 +345,9 @@ impl Memory {
     /// Returns whether the daemon may charge for memory that this process has shared and freed.
     #[inline]
     fn has_freed(&self, index: usize) -> bool {
-        let usage = self.usage().devices.get(index);
-        usage.is_some_and(|device| device.shared_freed.load(Relaxed) != 0)
-            && self
-                .control()
-                .devices
-                .get(index)
-                .is_some_and(|device| device.memory_overhead.load(Relaxed) != 0)
+        self.session.device(index).is_some_and(|(usage, control)| {
+            usage.shared_freed.load(Relaxed) != 0 && control.memory_overhead.load(Relaxed) != 0
+        })
     }
 
     /// Requests a measurement of shared memory that was freed, since nobody may hold it any more.
@@ -429,10 +419,7 @@ impl Memory {
     /// Returns the bytes, perhaps negative, that the daemon has found to be missing in the charge of contexts
     /// on a device; `None`: the last request has no answer.
     fn answered(&self, index: usize) -> Option<i64> {
-        let (usage, control) = (
-            self.usage().devices.get(index)?,
-            self.control().devices.get(index)?,
-        );
+        let (usage, control) = self.session.device(index)?;
         let answer = control.context_answer.load(Acquire);
         let missing = control.context_missing.load(Relaxed).cast_signed();
         let is_answer = answer == usage.context_request.load(Relaxed) && missing.unsigned_abs() < ABSURD;

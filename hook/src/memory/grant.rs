@@ -105,7 +105,7 @@ impl Memory {
     /// Uncharges `bytes`.
     #[inline]
     pub(crate) fn uncharge(&self, index: usize, bytes: u64) {
-        self.page_counter.uncharge(self.usage(), index, bytes);
+        self.page_counter.uncharge(index, bytes);
         self.return_unused(index);
     }
 
@@ -202,9 +202,7 @@ impl Memory {
     /// that refuses no allocation. Not for the helper, which only brings memory back.
     #[cold]
     fn grants_itself(&self, index: usize, bytes: u64) -> bool {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
+        let Some((usage, control)) = self.session.device(index) else {
             return false;
         };
         if !is_alone(control) || helper::is_caller() {
@@ -262,11 +260,9 @@ impl Memory {
 
     /// Publishes one request and waits for its answer; `is_again` as in [`cover`](Self::cover).
     fn ask(&self, index: usize, bytes: u64, is_again: bool) -> Answer {
-        let (Some(usage), Some(control), Some(silent)) = (
-            self.usage().devices.get(index),
-            self.control().devices.get(index),
-            self.grants.is_silent.get(index),
-        ) else {
+        let (Some((usage, control)), Some(silent)) =
+            (self.session.device(index), self.grants.is_silent.get(index))
+        else {
             return Answer::Missing;
         };
         if is_answered(control, usage.grant_request.load(Relaxed)) {

@@ -84,7 +84,7 @@ impl Memory {
         Self {
             session: program.session,
             program,
-            page_counter: PageCounter::default(),
+            page_counter: PageCounter::new(program.session),
             blocks: Ledger::default(),
             pages: Pages::default(),
             host: Ledger::default(),
@@ -186,14 +186,14 @@ impl Memory {
     #[inline]
     pub(crate) fn count_in(&self, entry: &Entry) {
         let own = self.program.slots.counts(self.usage(), entry.index());
-        self.page_counter.enter(self.usage(), own, entry);
+        self.page_counter.enter(own, entry);
     }
 
     /// Counts a free.
     #[inline]
     pub(crate) fn count_out(&self, entry: &Entry) {
         let own = self.program.slots.counts(self.usage(), entry.index());
-        self.page_counter.leave(self.usage(), own, entry);
+        self.page_counter.leave(own, entry);
     }
 
     /// Records an allocation that is charged already or needs no charge.
@@ -223,8 +223,7 @@ impl Memory {
     #[cold]
     #[inline(never)]
     fn follow_to(&self, entry: &mut Entry, index: usize) {
-        let page_counter = &self.page_counter;
-        page_counter.transfer(self.usage(), self.control(), entry, index);
+        self.page_counter.transfer(entry, index);
         entry.set_index(index);
     }
 
@@ -237,10 +236,10 @@ impl Memory {
     /// Counts the free of an entry and uncharges it; memory of a pool waits for `stream`.
     #[inline(always)]
     pub(crate) fn discharge_on(&self, key: u64, entry: &Entry, stream: Option<usize>) {
-        let (page_counter, usage, index) = (&self.page_counter, self.usage(), entry.index());
-        let own = self.program.slots.counts(usage, index);
+        let index = entry.index();
+        let own = self.program.slots.counts(self.usage(), index);
         let pages = self.leave_pages(key, entry);
-        page_counter.leave(usage, own, entry);
+        self.page_counter.leave(own, entry);
         if entry.is_shared() {
             self.discharge_shared(entry, pages);
         } else if entry.is_charged() {

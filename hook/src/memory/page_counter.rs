@@ -11,11 +11,12 @@ mod unsettled;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst, fence};
 
-use gcgroup_abi::{Control, Kind, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
+use gcgroup_abi::{Kind, NO_LIMIT, Short, Usage, UsageDevice, try_charge_granted, uncharge};
 use parking_lot::Mutex;
 
 use super::ledger::Entry;
 use crate::shared::counters::Counts;
+use crate::shared::session::Session;
 use crate::sys::log;
 use limits::has_room;
 pub(crate) use limits::{device_limit, group_room, limit_on, process_limit};
@@ -86,8 +87,9 @@ impl Sums {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PageCounter {
+    session: &'static Session,
     /// Devices on which anything was ever charged, a bit each. What is charged on all devices is the sum of
     /// theirs.
     used: AtomicU64,
@@ -96,17 +98,24 @@ pub(crate) struct PageCounter {
 }
 
 impl PageCounter {
+    pub(crate) fn new(session: &'static Session) -> Self {
+        Self {
+            session,
+            used: AtomicU64::new(0),
+            peak: Mutex::default(),
+        }
+    }
+
+    #[inline]
+    fn device(&self, index: usize) -> Option<&UsageDevice> {
+        self.session.usage().devices.get(index)
+    }
+
     /// Charges `bytes` to the device and the process, or to neither.
     #[inline]
-    pub(crate) fn try_charge(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Result<(), Full> {
-        let sums = self.try_reserve(usage, control, index, bytes)?;
-        self.raise_peaks(usage, control, index, sums);
+    pub(crate) fn try_charge(&self, index: usize, bytes: u64) -> Result<(), Full> {
+        let sums = self.try_reserve(index, bytes)?;
+        self.raise_peaks(index, sums);
         Ok(())
     }
 
@@ -115,13 +124,8 @@ impl PageCounter {
     ///
     /// The charge is compared with all limits, and again with that of the process: of threads that charge on
     /// several devices at once, at least the last one sees all, and undoes its charge if that exceeds it.
-    pub(crate) fn try_reserve(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        index: usize,
-        bytes: u64,
-    ) -> Result<Sums, Full> {
+    pub(crate) fn try_reserve(&self, index: usize, bytes: u64) -> Result<Sums, Full> {
+        let (usage, control) = (self.session.usage(), self.session.control());
         let Some(device) = usage.devices.get(index) else {
             return Ok(Sums::default());
         };
@@ -129,7 +133,7 @@ impl PageCounter {
         let (on_device, limit) = (device_limit(control, index), process_limit(control));
         let in_process = match limit {
             NO_LIMIT => NO_LIMIT,
-            limit => limit.saturating_sub(self.elsewhere(usage, index)),
+            limit => limit.saturating_sub(self.elsewhere(index)),
         };
         let (current, least) = (&device.memory_current, on_device.min(in_process));
         let charged = try_charge_granted(current, &device.memory_granted, bytes, least);
@@ -140,7 +144,7 @@ impl PageCounter {
             }
             Short::Limit => Full::Device(index),
         })?;
-        let sums = self.sums(usage, index, in_device);
+        let sums = self.sums(index, in_device);
         if sums.in_process > limit {
             uncharge(current, bytes);
             return Err(Full::Process);
@@ -162,7 +166,8 @@ impl PageCounter {
 
     /// Returns the bytes charged on all devices but one.
     #[inline]
-    fn elsewhere(&self, usage: &Usage, index: usize) -> u64 {
+    fn elsewhere(&self, index: usize) -> u64 {
+        let usage = self.session.usage();
         let (mut left, mut sum) = (self.used.load(SeqCst) & !(1 << index), 0_u64);
         while let Some(device) = usage.devices.get(left.trailing_zeros() as usize) {
             sum = sum.saturating_add(device.memory_current.load(SeqCst));
@@ -172,8 +177,8 @@ impl PageCounter {
     }
 
     #[inline]
-    fn sums(&self, usage: &Usage, index: usize, in_device: u64) -> Sums {
-        let in_process = in_device.saturating_add(self.elsewhere(usage, index));
+    fn sums(&self, index: usize, in_device: u64) -> Sums {
+        let in_process = in_device.saturating_add(self.elsewhere(index));
         Sums {
             in_device,
             in_process,
@@ -181,7 +186,8 @@ impl PageCounter {
     }
 
     /// Charges memory that exists already, even beyond a limit.
-    pub(crate) fn charge(&self, usage: &Usage, control: &Control, index: usize, bytes: u64) {
+    pub(crate) fn charge(&self, index: usize, bytes: u64) {
+        let usage = self.session.usage();
         // Without a charge of its own, a peak would be raised to what other threads may still give back.
         let Some(device) = usage.devices.get(index).filter(|_| bytes != 0) else {
             return;
@@ -189,26 +195,26 @@ impl PageCounter {
         self.use_device(index);
         let before = device.memory_current.fetch_add(bytes, SeqCst);
         usage.memory_taken.fetch_add(bytes, Release);
-        let sums = self.sums(usage, index, before.wrapping_add(bytes));
-        self.raise_peaks(usage, control, index, sums);
+        let sums = self.sums(index, before.wrapping_add(bytes));
+        self.raise_peaks(index, sums);
     }
 
     #[inline]
-    pub(crate) fn uncharge(&self, usage: &Usage, index: usize, bytes: u64) {
-        if let Some(device) = usage.devices.get(index) {
+    pub(crate) fn uncharge(&self, index: usize, bytes: u64) {
+        if let Some(device) = self.device(index) {
             uncharge(&device.memory_current, bytes);
         }
     }
 
     /// Returns the bytes charged on all devices together.
-    pub(crate) fn sum(&self, usage: &Usage) -> u64 {
-        self.sums(usage, 0, usage.memory_current(0)).in_process
+    pub(crate) fn sum(&self) -> u64 {
+        self.sums(0, self.session.usage().memory_current(0)).in_process
     }
 
     /// Counts an allocation, in the thread's own counters (a plain add) if it has some for the device.
     #[inline]
-    pub(crate) fn enter(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
-        let Some(device) = usage.devices.get(entry.index()) else {
+    pub(crate) fn enter(&self, own: Option<Counts<'_>>, entry: &Entry) {
+        let Some(device) = self.device(entry.index()) else {
             return;
         };
         match own {
@@ -220,8 +226,8 @@ impl PageCounter {
 
     /// Counts a free. A reader that sees a later uncharge also sees this.
     #[inline]
-    pub(crate) fn leave(&self, usage: &Usage, own: Option<Counts<'_>>, entry: &Entry) {
-        let Some(device) = usage.devices.get(entry.index()) else {
+    pub(crate) fn leave(&self, own: Option<Counts<'_>>, entry: &Entry) {
+        let Some(device) = self.device(entry.index()) else {
             return;
         };
         match own {
@@ -248,15 +254,15 @@ impl PageCounter {
     }
 
     /// Shows bytes of a kind that are not an allocation of their own.
-    pub(crate) fn show(&self, usage: &Usage, entry: &Entry) {
-        if let Some(device) = usage.devices.get(entry.index()) {
+    pub(crate) fn show(&self, entry: &Entry) {
+        if let Some(device) = self.device(entry.index()) {
             self.add_kind(device, entry, |bytes| bytes);
         }
     }
 
     /// Removes bytes shown by [`show`](Self::show).
-    pub(crate) fn hide(&self, usage: &Usage, entry: &Entry) {
-        if let Some(device) = usage.devices.get(entry.index()) {
+    pub(crate) fn hide(&self, entry: &Entry) {
+        if let Some(device) = self.device(entry.index()) {
             self.add_kind(device, entry, u64::wrapping_neg);
         }
     }
@@ -285,38 +291,30 @@ impl PageCounter {
     }
 
     /// Moves an entry's bytes to another device's counters; the process's total is unchanged.
-    pub(crate) fn transfer(&self, usage: &Usage, control: &Control, entry: &Entry, to: usize) {
-        let (Some(from), Some(into)) = (usage.devices.get(entry.index()), usage.devices.get(to)) else {
+    pub(crate) fn transfer(&self, entry: &Entry, to: usize) {
+        let (Some(from), Some(into)) = (self.device(entry.index()), self.device(to)) else {
             return;
         };
         self.add_kind(into, entry, |bytes| bytes);
         self.add_kind(from, entry, u64::wrapping_neg);
         if entry.is_charged() {
-            self.transfer_bytes(usage, control, entry.index(), to, entry.charged());
+            self.transfer_bytes(entry.index(), to, entry.charged());
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "two devices of one process")]
-    pub(crate) fn transfer_bytes(
-        &self,
-        usage: &Usage,
-        control: &Control,
-        from: usize,
-        to: usize,
-        bytes: u64,
-    ) {
-        let Some(into) = usage.devices.get(to) else {
+    pub(crate) fn transfer_bytes(&self, from: usize, to: usize, bytes: u64) {
+        let Some(into) = self.device(to) else {
             return;
         };
         self.use_device(to);
         // The sum is too high for a moment rather than too low.
         let before = into.memory_current.fetch_add(bytes, SeqCst);
-        usage.memory_taken.fetch_add(bytes, Release);
-        self.uncharge(usage, from, bytes);
+        self.session.usage().memory_taken.fetch_add(bytes, Release);
+        self.uncharge(from, bytes);
         let sums = Sums {
             in_device: before.wrapping_add(bytes),
             in_process: 0,
         };
-        self.raise_peaks(usage, control, to, sums);
+        self.raise_peaks(to, sums);
     }
 }

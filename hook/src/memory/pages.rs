@@ -70,7 +70,7 @@ impl Memory {
             let mut table = self.pages.0.lock();
             let page = table.entry(key).or_insert_with(|| {
                 let mut entry = block.page();
-                self.page_counter.show(self.usage(), &entry);
+                self.page_counter.show(&entry);
                 self.follow(&mut entry);
                 bytes += entry.size;
                 Page {
@@ -102,7 +102,7 @@ impl Memory {
             page.taken -= block.size;
             if page.nr_blocks == 0 && !self.keeps_pages() {
                 bytes += page.entry.size;
-                self.page_counter.hide(self.usage(), &page.entry);
+                self.page_counter.hide(&page.entry);
                 table.remove(&key);
             }
         }
@@ -114,7 +114,7 @@ impl Memory {
         let is_gone = |page: &Page| page.entry.owner == context && page.nr_blocks == 0;
         let gone: Vec<_> = self.pages.0.lock().extract_if(|_, page| is_gone(page)).collect();
         for (_, page) in gone {
-            self.page_counter.hide(self.usage(), &page.entry);
+            self.page_counter.hide(&page.entry);
             self.uncharge(page.entry.index(), page.entry.size);
         }
     }

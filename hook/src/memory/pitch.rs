@@ -55,7 +55,7 @@ mod tests {
     fn likely_size_is_charged_first_then_the_actual_size() {
         let memory = Memory::of_test(1000);
         let usage = memory.usage();
-        let current = || memory.page_counter.sum(usage);
+        let current = || memory.page_counter.sum();
         let (mut charge, sums) = memory.try_charge_likely(0, 600, || 500).unwrap();
         assert_eq!(current(), 600);
         let sums = charge.fit(sums, 550).unwrap();

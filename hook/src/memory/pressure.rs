@@ -110,10 +110,7 @@ impl Memory {
     /// Requests room and waits for the answer; `None` if no process can make room or no answer came.
     #[cold]
     fn make_others_give_way(&self, index: usize, bytes: u64, until: Instant) -> Option<()> {
-        let (usage, control) = (
-            self.usage().devices.get(index)?,
-            self.control().devices.get(index)?,
-        );
+        let (usage, control) = self.session.device(index)?;
         let total = control.memory_total.load(Relaxed);
         if bytes > total || self.session.connection.lock().is_none() {
             return None;

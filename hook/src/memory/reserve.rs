@@ -242,7 +242,6 @@ impl Reserve {
                 continue;
             }
             let page_counter = &memory.page_counter;
-            let (usage, control) = (memory.usage(), memory.control());
             let (index, before) = (self.index(), account.paid());
             if held == 0 && reserved.is_some_and(|reserved| account.is_as_measured(reserved)) {
                 after.passed(&mut account);
@@ -250,23 +249,23 @@ impl Reserve {
             }
             // Before anything is uncharged.
             let is_marked = matches!(after, After::Marked);
-            let _unsettled = (!is_marked).then(|| Unsettled::on(usage, index));
+            let _unsettled = (!is_marked).then(|| Unsettled::on(memory.usage(), index));
             let mut shared = 0;
             let settled = account.settle(
                 held,
                 reserved,
-                |bytes| page_counter.try_charge(usage, control, index, bytes).is_ok(),
-                |bytes| page_counter.charge(usage, control, index, bytes),
+                |bytes| page_counter.try_charge(index, bytes).is_ok(),
+                |bytes| page_counter.charge(index, bytes),
                 |bytes| match self.is_shared.load(Relaxed) {
                     true => shared = bytes,
-                    false => page_counter.uncharge(usage, index, bytes),
+                    false => page_counter.uncharge(index, bytes),
                 },
             );
             if let Some(begun) = begun {
                 account.learn(begun);
             }
             self.add_kind(memory, index, account.paid().wrapping_sub(before));
-            page_counter.raise_to_current(usage, control, index);
+            page_counter.raise_to_current(index);
             after.passed(&mut account);
             drop(account);
             memory.keep_shared(self.local, index, shared);

@@ -45,7 +45,7 @@ impl Room {
             }
         };
         let on_device = left_of(device, device_limit(control, index), usage.memory_current(index));
-        let on_process = left_of(whole, process_limit(control), memory.page_counter.sum(usage));
+        let on_process = left_of(whole, process_limit(control), memory.page_counter.sum());
         Self {
             total: device.min(whole).min(groups),
             free: on_device.min(on_process).min(group_room(usage, control, index)),
@@ -103,8 +103,8 @@ mod tests {
         control.devices[0].memory_limit.store(1000, Relaxed);
         control.memory_limit.store(1200, Relaxed);
         let page_counter = &memory.page_counter;
-        page_counter.charge(memory.usage(), control, 0, 100);
-        page_counter.charge(memory.usage(), control, 1, 600);
+        page_counter.charge(0, 100);
+        page_counter.charge(1, 600);
         assert_eq!(
             Room::on(memory, 0),
             Room {

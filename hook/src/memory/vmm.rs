@@ -36,9 +36,7 @@ impl Memory {
 
     pub(crate) fn bury(&self, gone: &Gone) {
         gone.freed.iter().for_each(|entry| self.discharge(0, entry));
-        gone.hidden
-            .iter()
-            .for_each(|entry| self.page_counter.hide(self.usage(), entry));
+        gone.hidden.iter().for_each(|entry| self.page_counter.hide(entry));
     }
 
     /// Inserts memory that was just created or imported. Its device may have been renumbered since it was

@@ -7,7 +7,7 @@ use std::sync::atomic::{
 };
 
 use gcgroup_abi::message::Hello;
-use gcgroup_abi::{Control, Usage};
+use gcgroup_abi::{Control, ControlDevice, Usage, UsageDevice};
 use parking_lot::Mutex;
 
 use super::block::{Blocks, NotOurs};
@@ -85,6 +85,15 @@ impl Session {
     #[inline]
     pub(crate) fn control(&self) -> &Control {
         self.blocks.control()
+    }
+
+    /// Returns the parts of both blocks about the device with that index.
+    #[inline]
+    pub(crate) fn device(&self, index: usize) -> Option<(&UsageDevice, &ControlDevice)> {
+        Some((
+            self.usage().devices.get(index)?,
+            self.control().devices.get(index)?,
+        ))
     }
 
     /// Returns whether the daemon enables swap for the process.

@@ -94,11 +94,7 @@ impl Swap {
     }
 
     fn swap_left(&self, index: usize, reserved: &[u64]) -> u64 {
-        let (Some(usage), Some(control), Some(here)) = (
-            self.usage().devices.get(index),
-            self.control().devices.get(index),
-            reserved.get(index),
-        ) else {
+        let (Some((usage, control)), Some(here)) = (self.session.device(index), reserved.get(index)) else {
             return 0;
         };
         let left = |limit: &AtomicU64, used: u64| match limit.load(Relaxed) {
@@ -118,9 +114,7 @@ impl Swap {
     /// Returns the bytes of a device that have been swapped out, and those that may still be, by
     /// `memory.swap.max` of the process and of its groups and by the host's memory.
     pub(crate) fn visible(&self, index: usize) -> (u64, u64) {
-        let (Some(usage), Some(control)) =
-            (self.usage().devices.get(index), self.control().devices.get(index))
-        else {
+        let Some((usage, control)) = self.session.device(index) else {
             return (0, 0);
         };
         let swapped = usage.swap_current.load(Relaxed);
@@ -196,8 +190,7 @@ impl Swap {
         let (from, size) = (placed.index, block.size);
         let (is_on_host, is_in_both) = (placed.place == Where::Host, placed.is_unsettled());
         if is_in_both || !is_on_host {
-            let page_counter = &self.memory.page_counter;
-            page_counter.transfer_bytes(self.usage(), self.control(), from, to, size);
+            self.memory.page_counter.transfer_bytes(from, to, size);
         }
         if is_in_both || is_on_host {
             self.transfer_host(from, to, size, placed.is_reserved());

@@ -50,11 +50,9 @@ impl Swap {
     /// * [`NotMade::NotGranted`]: refused, or [`PATIENCE`] has passed since the request; then all callers are
     ///   refused until the daemon answers.
     pub(super) fn charge_host(&self, index: usize, size: u64) -> Result<(), NotMade> {
-        let (Some(usage), Some(control), Some(request)) = (
-            self.usage().devices.get(index),
-            self.control().devices.get(index),
-            self.requests.0.get(index),
-        ) else {
+        let (Some((usage, control)), Some(request)) =
+            (self.session.device(index), self.requests.0.get(index))
+        else {
             return Err(Failed::Driver.into());
         };
         match try_charge_granted(&usage.swap_charged, &usage.swap_granted, size, NO_LIMIT) {

@@ -58,8 +58,7 @@ pub(super) fn make(
 
 fn device_memory(swap: &Swap, index: usize, block: &Block) -> Result<Memory, NotMade> {
     if block.is_pinned() {
-        let page_counter = &swap.memory.page_counter;
-        page_counter.charge(swap.usage(), swap.control(), index, block.size);
+        swap.memory.page_counter.charge(index, block.size);
     } else {
         let charged = swap.memory.charge_bytes(index, block.size);
         charged.map_err(|_| Failed::NoRoom)?;

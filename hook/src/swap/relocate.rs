@@ -23,8 +23,7 @@ pub(super) fn relocate(swap: &Swap, block: &Arc<Block>, index: usize, to: Goal) 
     let is_charged = match to.place() {
         Where::Host => matches!(claim, Some(Ok(_))) && swap.reserve_swap(index, block.size),
         Where::Device if block.is_pinned() || block.is_absent() => {
-            let page_counter = &swap.memory.page_counter;
-            page_counter.charge(swap.usage(), swap.control(), index, block.size);
+            swap.memory.page_counter.charge(index, block.size);
             true
         }
         Where::Device => swap.memory.charge_bytes(index, block.size).is_ok(),

@@ -273,7 +273,7 @@ impl Task {
 pub(super) fn excess(swap: &Swap, index: usize) -> u64 {
     let control = swap.control();
     let on_device = swap.usage().memory_current(index);
-    let on_process = swap.memory.page_counter.sum(swap.usage());
+    let on_process = swap.memory.page_counter.sum();
     let over = |current: u64, limit: u64| current.saturating_sub(limit);
     over(on_device, device_limit(control, index))
         .max(over(on_process, process_limit(control)))
@@ -284,7 +284,7 @@ pub(super) fn excess(swap: &Swap, index: usize) -> u64 {
 fn room(swap: &Swap, index: usize) -> u64 {
     let control = swap.control();
     let on_device = swap.usage().memory_current(index);
-    let on_process = swap.memory.page_counter.sum(swap.usage());
+    let on_process = swap.memory.page_counter.sum();
     let under = |current: u64, limit: u64| limit.saturating_sub(current);
     under(on_device, device_limit(control, index))
         .min(under(on_process, process_limit(control)))

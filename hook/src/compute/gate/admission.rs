@@ -173,7 +173,6 @@ fn room_patience(window: u64, longest: Option<u64>, told: u64) -> u64 {
 mod tests {
     use gcgroup_abi::{NO_LIMIT, OTHER_DEVICE, Submission};
 
-    use super::super::blocks;
     use super::*;
     use crate::compute::Compute;
     use crate::shared::block;
@@ -202,7 +201,7 @@ mod tests {
     fn admission_publishes_gpu_time() {
         let compute = Compute::of_test(NO_LIMIT);
         let mut passing = passing(compute);
-        let (control, usage) = blocks(compute, passing.bound).unwrap();
+        let (usage, control) = compute.session.device(passing.bound.index()).unwrap();
         let began = sys::now();
         assert_eq!(passing.take_room(control, usage, 1), None);
         assert!(usage.submitted_nsec.load(Relaxed) > 0);
@@ -218,7 +217,7 @@ mod tests {
         compute.adopt(&file);
         let daemons = &daemons.devices[OTHER_DEVICE];
         let mut passing = passing(compute);
-        let (control, usage) = blocks(compute, passing.bound).unwrap();
+        let (usage, control) = compute.session.device(passing.bound.index()).unwrap();
         daemons.window_usec.store(1_000_000, Relaxed);
         while passing.take_room(control, usage, 1).is_none() {}
         passing.waited = SECOND;

@@ -313,8 +313,7 @@ impl Memory {
                     is_asked: true,
                 }),
             }
-            let (usage, control) = (self.usage(), self.control());
-            self.page_counter.charge(usage, control, target.index, bytes);
+            self.page_counter.charge(target.index, bytes);
             self.show_context(target.index, bytes, bytes);
         }
         self.measure_contexts(&mut all);

@@ -77,7 +77,7 @@ fn refused_request_refuses_charge_unless_bytes_were_freed() {
         assert_eq!(charging.join().unwrap(), Err(Full::Group(0)));
         let charging = scope.spawn(|| memory.charge(0, 10).map(drop));
         wait_for(request(memory.usage()), 2);
-        memory.page_counter.uncharge(memory.usage(), 0, 20);
+        memory.page_counter.uncharge(0, 20);
         refuse(2);
         assert_eq!(charging.join().unwrap(), Ok(()));
     });
@@ -125,7 +125,7 @@ fn silent_daemon_is_waited_for_once() {
 fn existing_memory_is_covered_if_groups_have_room() {
     let (memory, control) = member(0);
     let page_counter = &memory.page_counter;
-    page_counter.charge(memory.usage(), memory.control(), 0, 30);
+    page_counter.charge(0, 30);
     thread::scope(|scope| {
         let covering = scope.spawn(|| memory.cover(0, false));
         wait_for(request(memory.usage()), 1);
@@ -134,7 +134,7 @@ fn existing_memory_is_covered_if_groups_have_room() {
         answer(control, 1);
         assert_eq!(covering.join().unwrap(), Ok(()));
     });
-    page_counter.charge(memory.usage(), memory.control(), 0, 1);
+    page_counter.charge(0, 1);
     thread::scope(|scope| {
         let covering = scope.spawn(|| memory.cover(0, false));
         wait_for(request(memory.usage()), 2);
@@ -209,7 +209,7 @@ fn growth_of_an_allocation_beyond_high_is_marked_as_counted() {
             answer(control, number);
             assert_eq!(charging.join().unwrap().unwrap().1, wait_usec != 0);
         }
-        memory.page_counter.charge(memory.usage(), memory.control(), 0, 5);
+        memory.page_counter.charge(0, 5);
         let covering = scope.spawn(|| memory.cover(0, true));
         wait_for(request(memory.usage()), 3);
         assert_eq!(device.grant_wanted.load(Relaxed), WANTED_AGAIN);

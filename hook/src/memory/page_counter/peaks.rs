@@ -4,24 +4,25 @@ use std::sync::atomic::{
     AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, Ordering::SeqCst,
 };
 
-use gcgroup_abi::{Control, Usage, UsageDevice};
+use gcgroup_abi::{Usage, UsageDevice};
 
 use super::{PageCounter, Sums};
 
 impl PageCounter {
     /// Raises the peaks to what is charged now.
-    pub(crate) fn raise_to_current(&self, usage: &Usage, control: &Control, index: usize) {
+    pub(crate) fn raise_to_current(&self, index: usize) {
         let sums = Sums {
-            in_device: usage.memory_current(index),
-            in_process: self.sum(usage),
+            in_device: self.session.usage().memory_current(index),
+            in_process: self.sum(),
         };
-        self.raise_peaks(usage, control, index, sums);
+        self.raise_peaks(index, sums);
     }
 
     /// Raises the peaks to those sums.
     #[inline]
-    pub(crate) fn raise_peaks(&self, usage: &Usage, control: &Control, index: usize, sums: Sums) {
-        if let (Some(used), Some(set)) = (usage.devices.get(index), control.devices.get(index)) {
+    pub(crate) fn raise_peaks(&self, index: usize, sums: Sums) {
+        let (usage, control) = (self.session.usage(), self.session.control());
+        if let Some((used, set)) = self.session.device(index) {
             if used.peak_generation.load(Acquire) != set.peak_generation.load(Relaxed) {
                 self.begin_device_peak(used, &set.peak_generation);
             }
@@ -54,7 +55,7 @@ impl PageCounter {
         let _begin = self.peak.lock();
         let reset = reset.load(Relaxed);
         if usage.peak_generation.load(Relaxed) != reset {
-            usage.memory_peak.store(self.sum(usage), Relaxed);
+            usage.memory_peak.store(self.sum(), Relaxed);
             usage.peak_generation.store(reset, Release);
         }
     }

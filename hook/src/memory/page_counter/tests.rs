@@ -2,57 +2,47 @@ use super::*;
 use crate::memory::Memory;
 use crate::shared::block;
 use crate::shared::device::LocalDevice;
-use gcgroup_abi::{Kind, NO_LIMIT};
+use gcgroup_abi::{Control, Kind, NO_LIMIT};
 use std::sync::Barrier;
 use std::thread;
 
-fn blocks() -> (&'static Usage, &'static Control) {
-    let (control, _file) = block::of_daemon();
-    for device in &control.devices {
-        device.memory_limit.store(NO_LIMIT, Relaxed);
-    }
-    control.memory_limit.store(NO_LIMIT, Relaxed);
-    (block::of_test(NO_LIMIT).usage(), control)
+fn governed() -> (PageCounter, &'static Usage, &'static Control) {
+    let (control, file) = block::unlimited(0);
+    let session = Session::of_test(NO_LIMIT);
+    session.adopt(&file);
+    (PageCounter::new(session), session.usage(), control)
 }
 
 fn current(page_counter: &PageCounter, usage: &Usage, index: usize) -> (u64, u64) {
     (
         usage.devices[index].memory_current.load(Relaxed),
-        page_counter.sum(usage),
+        page_counter.sum(),
     )
 }
 
 #[test]
 fn limits_hold_to_the_byte_and_refusals_charge_nothing() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
+    let (page_counter, usage, control) = governed();
     control.devices[1].memory_limit.store(100, Relaxed);
     control.memory_limit.store(150, Relaxed);
-    assert_eq!(
-        page_counter.try_charge(usage, control, 1, 101),
-        Err(Full::Device(1))
-    );
-    assert_eq!(page_counter.try_charge(usage, control, 1, 100), Ok(()));
-    assert_eq!(page_counter.try_charge(usage, control, 0, 51), Err(Full::Process));
+    assert_eq!(page_counter.try_charge(1, 101), Err(Full::Device(1)));
+    assert_eq!(page_counter.try_charge(1, 100), Ok(()));
+    assert_eq!(page_counter.try_charge(0, 51), Err(Full::Process));
     assert_eq!(current(&page_counter, usage, 0), (0, 100));
-    assert_eq!(page_counter.try_charge(usage, control, 0, 50), Ok(()));
-    assert_eq!(page_counter.try_charge(usage, control, 2, 1), Err(Full::Process));
-    page_counter.uncharge(usage, 1, 100);
+    assert_eq!(page_counter.try_charge(0, 50), Ok(()));
+    assert_eq!(page_counter.try_charge(2, 1), Err(Full::Process));
+    page_counter.uncharge(1, 100);
     assert_eq!(current(&page_counter, usage, 1), (0, 50));
 }
 
 #[test]
 fn overhead_of_contexts_lowers_the_limits() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
+    let (page_counter, _, control) = governed();
     control.nr_devices.store(2, Relaxed);
     control.devices[0].memory_limit.store(100, Relaxed);
     control.devices[0].memory_overhead.store(30, Relaxed);
-    assert_eq!(
-        page_counter.try_charge(usage, control, 0, 71),
-        Err(Full::Device(0))
-    );
-    assert_eq!(page_counter.try_charge(usage, control, 0, 70), Ok(()));
+    assert_eq!(page_counter.try_charge(0, 71), Err(Full::Device(0)));
+    assert_eq!(page_counter.try_charge(0, 70), Ok(()));
     control.devices[0].memory_overhead.store(200, Relaxed);
     assert_eq!(device_limit(control, 0), 0);
     control.memory_limit.store(250, Relaxed);
@@ -61,15 +51,14 @@ fn overhead_of_contexts_lowers_the_limits() {
 
 /// Charges bytes one by one until the limit refuses; returns their number. Threads that charge on two devices
 /// at once may refuse each other the last byte.
-fn fill(page_counter: &PageCounter, usage: &Usage, control: &Control, index: usize) -> usize {
-    let charge = || page_counter.try_charge(usage, control, index, 1).ok();
+fn fill(page_counter: &PageCounter, index: usize) -> usize {
+    let charge = || page_counter.try_charge(index, 1).ok();
     std::iter::from_fn(charge).count()
 }
 
 #[test]
 fn racing_threads_fill_two_limits_exactly() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
+    let (page_counter, usage, control) = governed();
     control.devices[0].memory_limit.store(700, Relaxed);
     control.devices[1].memory_limit.store(700, Relaxed);
     control.memory_limit.store(1000, Relaxed);
@@ -81,7 +70,7 @@ fn racing_threads_fill_two_limits_exactly() {
                     let mut granted = 0;
                     for round in 0..2000 {
                         let index = (number + round) % 2;
-                        if page_counter.try_charge(usage, control, index, 1).is_ok() {
+                        if page_counter.try_charge(index, 1).is_ok() {
                             granted += 1;
                         }
                         assert!(usage.devices[index].memory_current.load(Relaxed) <= 700);
@@ -92,25 +81,24 @@ fn racing_threads_fill_two_limits_exactly() {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    let rest = fill(&page_counter, usage, control, 0) + fill(&page_counter, usage, control, 1);
+    let rest = fill(&page_counter, 0) + fill(&page_counter, 1);
     assert_eq!(racing + rest, 1000, "every byte within the limit was charged");
-    assert_eq!(page_counter.sum(usage), 1000);
+    assert_eq!(page_counter.sum(), 1000);
 }
 
 #[test]
 fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
-    let (usage, control) = blocks();
+    let (page_counter, usage, control) = governed();
     control.memory_limit.store(100, Relaxed);
-    let page_counter = PageCounter::default();
     for round in 0..200 {
         usage.memory_peak.store(0, Relaxed);
-        page_counter.try_charge(usage, control, 0, 1).unwrap();
+        page_counter.try_charge(0, 1).unwrap();
         let charged = thread::scope(|scope| {
             let charge = |index: usize| {
                 let page_counter = &page_counter;
                 move || {
                     (0..80)
-                        .filter(|_| page_counter.try_charge(usage, control, index, 1).is_ok())
+                        .filter(|_| page_counter.try_charge(index, 1).is_ok())
                         .count()
                 }
             };
@@ -118,7 +106,7 @@ fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
             threads.map(|thread| thread.join().unwrap())
         });
         let [mut home, other] = charged;
-        home += fill(&page_counter, usage, control, 0);
+        home += fill(&page_counter, 0);
         assert_eq!(
             current(&page_counter, usage, 0),
             (home as u64 + 1, 100),
@@ -130,56 +118,45 @@ fn first_charge_on_second_device_keeps_limit_and_peak_exact() {
             "round {round}"
         );
         assert_eq!(usage.memory_peak.load(Relaxed), 100, "round {round}");
-        page_counter.uncharge(usage, 0, home as u64 + 1);
-        page_counter.uncharge(usage, 1, other as u64);
-        assert_eq!(page_counter.sum(usage), 0);
+        page_counter.uncharge(0, home as u64 + 1);
+        page_counter.uncharge(1, other as u64);
+        assert_eq!(page_counter.sum(), 0);
     }
 }
 
 #[test]
 fn transfer_between_devices_keeps_the_process_total() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
-    page_counter.try_charge(usage, control, 3, 50).unwrap();
+    let (page_counter, usage, _) = governed();
+    page_counter.try_charge(3, 50).unwrap();
     for (from, to) in [(3, 1), (1, 2), (2, 3)] {
-        page_counter.transfer_bytes(usage, control, from, to, 50);
+        page_counter.transfer_bytes(from, to, 50);
         assert_eq!(current(&page_counter, usage, from), (0, 50));
         assert_eq!(current(&page_counter, usage, to), (50, 50));
     }
-    page_counter.uncharge(usage, 3, 50);
-    assert_eq!(page_counter.sum(usage), 0);
+    page_counter.uncharge(3, 50);
+    assert_eq!(page_counter.sum(), 0);
     assert_eq!(usage.memory_peak.load(Relaxed), 50);
 }
 
 #[test]
 fn grants_hold_to_the_byte_and_own_limits_come_first() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
+    let (page_counter, usage, control) = governed();
     usage.devices[1].memory_granted.store(100, Relaxed);
-    assert_eq!(
-        page_counter.try_charge(usage, control, 1, 101),
-        Err(Full::Group(1))
-    );
-    assert_eq!(page_counter.try_charge(usage, control, 0, 101), Ok(()));
-    assert_eq!(page_counter.try_charge(usage, control, 1, 100), Ok(()));
+    assert_eq!(page_counter.try_charge(1, 101), Err(Full::Group(1)));
+    assert_eq!(page_counter.try_charge(0, 101), Ok(()));
+    assert_eq!(page_counter.try_charge(1, 100), Ok(()));
     control.memory_limit.store(250, Relaxed);
-    assert_eq!(page_counter.try_charge(usage, control, 1, 50), Err(Full::Process));
-    assert_eq!(
-        page_counter.try_charge(usage, control, 1, 49),
-        Err(Full::Group(1))
-    );
+    assert_eq!(page_counter.try_charge(1, 50), Err(Full::Process));
+    assert_eq!(page_counter.try_charge(1, 49), Err(Full::Group(1)));
     control.devices[1].memory_limit.store(100, Relaxed);
-    assert_eq!(
-        page_counter.try_charge(usage, control, 1, 49),
-        Err(Full::Device(1))
-    );
+    assert_eq!(page_counter.try_charge(1, 49), Err(Full::Device(1)));
     assert_eq!(
         current(&page_counter, usage, 1),
         (100, 201),
         "refusals charge nothing"
     );
     control.devices[1].group_room.store(7, Relaxed);
-    page_counter.uncharge(usage, 1, 30);
+    page_counter.uncharge(1, 30);
     assert_eq!(group_room(usage, control, 1), 37);
     assert_eq!(group_room(usage, control, 0), NO_LIMIT);
 }
@@ -224,29 +201,27 @@ fn unsettled_call_in_a_threads_own_word_is_visible() {
 
 #[test]
 fn undone_charge_raises_no_peak() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
-    let sums = page_counter.try_reserve(usage, control, 0, 50).unwrap();
+    let (page_counter, usage, _) = governed();
+    let sums = page_counter.try_reserve(0, 50).unwrap();
     // Another thread finds that a context was estimated exactly.
-    page_counter.charge(usage, control, 0, 0);
+    page_counter.charge(0, 0);
     assert_eq!(usage.memory_peak.load(Relaxed), 0);
-    page_counter.uncharge(usage, 0, 50);
-    page_counter.try_charge(usage, control, 0, 20).unwrap();
+    page_counter.uncharge(0, 50);
+    page_counter.try_charge(0, 20).unwrap();
     assert_eq!(usage.memory_peak.load(Relaxed), 20);
-    page_counter.raise_peaks(usage, control, 0, sums);
+    page_counter.raise_peaks(0, sums);
     assert_eq!(usage.memory_peak.load(Relaxed), 50);
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
 }
 
 #[test]
 fn reset_peak_restarts_from_current() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
-    page_counter.try_charge(usage, control, 0, 50).unwrap();
-    page_counter.uncharge(usage, 0, 40);
+    let (page_counter, usage, control) = governed();
+    page_counter.try_charge(0, 50).unwrap();
+    page_counter.uncharge(0, 40);
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 50);
     control.devices[0].peak_generation.store(1, Relaxed);
-    page_counter.try_charge(usage, control, 0, 5).unwrap();
+    page_counter.try_charge(0, 5).unwrap();
     assert_eq!(usage.devices[0].memory_peak.load(Relaxed), 15);
     assert_eq!(usage.devices[0].peak_generation.load(Relaxed), 1);
     assert_eq!(
@@ -268,7 +243,7 @@ fn allocations_are_summed_over_threads() {
     let count = |bound: crate::program::slot::Bound<'_>, index, times| {
         for _ in 0..times {
             let own = Counts::of(memory.usage(), bound.thread, index);
-            memory.page_counter.enter(memory.usage(), own, &entry(index));
+            memory.page_counter.enter(own, &entry(index));
         }
     };
     let shared = &memory.usage().devices[1];
@@ -285,7 +260,7 @@ fn allocations_are_summed_over_threads() {
     for _ in 0..2 {
         // Frees of other threads' blocks make the thread's own counter negative.
         let own = Counts::of(memory.usage(), mine.thread, 1);
-        memory.page_counter.leave(memory.usage(), own, &entry(1));
+        memory.page_counter.leave(own, &entry(1));
     }
     assert_eq!(sums(1), (4001, 2, 399_900));
     count(mine, 2, 3);
@@ -293,21 +268,20 @@ fn allocations_are_summed_over_threads() {
     assert_eq!(memory.usage().devices[2].nr_alloc.load(Relaxed), 3);
 }
 
-fn charge(page_counter: &PageCounter, usage: &Usage, control: &Control, bytes: u64) -> Result<(), Full> {
-    page_counter.try_charge(usage, control, 0, bytes)
+fn charge(page_counter: &PageCounter, bytes: u64) -> Result<(), Full> {
+    page_counter.try_charge(0, bytes)
 }
 
 #[test]
 fn limit_lowered_below_the_charge_refuses_until_enough_is_freed() {
-    let (usage, control) = blocks();
-    let page_counter = PageCounter::default();
+    let (page_counter, usage, control) = governed();
     for _ in 0..2 {
-        charge(&page_counter, usage, control, 50).unwrap();
+        charge(&page_counter, 50).unwrap();
     }
-    page_counter.uncharge(usage, 0, 30);
+    page_counter.uncharge(0, 30);
     control.devices[0].memory_limit.store(80, Relaxed);
-    assert_eq!(charge(&page_counter, usage, control, 11), Err(Full::Device(0)));
-    assert_eq!(charge(&page_counter, usage, control, 10), Ok(()));
+    assert_eq!(charge(&page_counter, 11), Err(Full::Device(0)));
+    assert_eq!(charge(&page_counter, 10), Ok(()));
     assert_eq!(current(&page_counter, usage, 0), (80, 80));
     assert_eq!(usage.memory_peak.load(Relaxed), 100);
 }
@@ -319,11 +293,10 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
     const LIMIT: u64 = 300;
     let nr_refused = AtomicU64::new(0);
     for round in 0..12 {
-        let (usage, control) = blocks();
+        let (page_counter, usage, control) = governed();
         let limit = if round % 3 == 0 { NO_LIMIT } else { LIMIT };
         let nr_devices = 1 + round % 2;
         control.memory_limit.store(limit, Relaxed);
-        let page_counter = PageCounter::default();
         // Lower and upper bound of what is charged, and the highest value of each.
         let (least, most) = (AtomicU64::new(0), AtomicU64::new(0));
         let peaks = [AtomicU64::new(0), AtomicU64::new(0)];
@@ -336,7 +309,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
             let mut held = Vec::new();
             let free = |bytes| {
                 least.fetch_sub(bytes, SeqCst);
-                page_counter.uncharge(usage, index, bytes);
+                page_counter.uncharge(index, bytes);
                 most.fetch_sub(bytes, SeqCst);
             };
             for step in 0..6000_u64 {
@@ -348,7 +321,7 @@ fn racing_threads_keep_the_limit_and_an_exact_peak() {
                     continue;
                 }
                 raise(1, most.fetch_add(bytes, SeqCst) + bytes);
-                if page_counter.try_charge(usage, control, index, bytes).is_ok() {
+                if page_counter.try_charge(index, bytes).is_ok() {
                     let now = least.fetch_add(bytes, SeqCst) + bytes;
                     raise(0, now);
                     assert!(now <= limit, "{now} are charged");

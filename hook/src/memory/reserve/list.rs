@@ -303,7 +303,7 @@ impl Reserves {
             memory.keep_shared(pool.local, pool.index(), bytes);
             memory.unshare();
         } else {
-            memory.page_counter.uncharge(memory.usage(), pool.index(), bytes);
+            memory.page_counter.uncharge(pool.index(), bytes);
         }
         memory.return_unused(pool.index());
     }
@@ -313,10 +313,9 @@ impl Reserves {
             let account = pool.account.lock();
             let index = memory.session.devices.index(pool.local);
             if index != pool.index() {
-                let (usage, control) = (memory.usage(), memory.control());
                 memory
                     .page_counter
-                    .transfer_bytes(usage, control, pool.index(), index, account.paid());
+                    .transfer_bytes(pool.index(), index, account.paid());
                 pool.add_kind(memory, pool.index(), account.paid().wrapping_neg());
                 pool.add_kind(memory, index, account.paid());
                 pool.index.store(index, Relaxed);
