@@ -248,6 +248,8 @@ mod shares;
 #[cfg(test)]
 mod shell;
 #[cfg(test)]
+mod short_programs;
+#[cfg(test)]
 mod simgpu;
 #[cfg(test)]
 mod simgpu_accounting;

@@ -68,9 +68,11 @@ pub(super) struct Estimate {
     all: f64,
     ended: f64,
     published: f64,
-    /// Whether some submissions have no price yet: `ended` has all time in which they may have run. Those of
-    /// them that have ended, by kind.
+    /// Whether some submissions have no price yet: `ended` has all time in which they may have run. Of that,
+    /// the time in which some were seen to run while the process was alone on the device, and the number of
+    /// those that have ended, by kind.
     is_open: bool,
+    seen_alone: f64,
     unpriced: [i64; Submission::COUNT],
     /// Whether submissions are accounted for, and whether some from before that may be in flight.
     counts: bool,
@@ -115,7 +117,7 @@ impl Estimate {
         let passed = seen.passed as f64;
         if std::mem::replace(&mut self.is_open, !is_priced) && is_priced {
             self.all += late.min((self.ended - before).max(0.0));
-            self.ended = before;
+            self.ended = before + std::mem::take(&mut self.seen_alone);
         }
         self.all += costs.nsec - std::mem::replace(&mut self.nsec, costs.nsec);
         let less = self.take_charged(seen, &costs.charged);
@@ -125,11 +127,16 @@ impl Estimate {
         let has_learned = nr_unsampled == 0 || counted != self.counted || evaluated != self.evaluated.count;
         match seen.progress {
             _ if is_exact && has_learned => self.ended = self.all - unsampled - self.open_nsec,
-            // Only earlier work can run.
-            Progress::None if self.has_earlier && is_priced && nr_unsampled <= 0 => {
+            // Earlier work runs: alone, or in front of what is accounted for.
+            Progress::None if self.has_earlier && (!seen.is_shared || is_priced && nr_unsampled <= 0) => {
                 (self.all, self.ended) = (self.all + passed, self.ended + passed);
             }
-            Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => self.ended += passed,
+            Progress::None if self.has_earlier || !(is_priced && seen.is_shared) => {
+                self.ended += passed;
+                if !is_priced && !seen.is_shared {
+                    self.seen_alone += passed;
+                }
+            }
             Progress::None => {}
             Progress::Unseen | Progress::Some if is_priced => self.ended = self.ended.max(before),
             Progress::Unseen | Progress::Some => self.ended = self.ended.max(before) + passed,

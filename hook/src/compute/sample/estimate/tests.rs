@@ -174,6 +174,54 @@ fn submissions_from_before_counting_are_charged_for_their_time_alone() {
     }
 }
 
+/// A program of few kernels of different lengths, the first sample of which is of a short one.
+#[test]
+fn time_alone_before_the_first_sample_counts_beyond_a_low_mean() {
+    let (mut estimate, mut costs) = (counting(), Costs::default());
+    let queued = |passed, progress| Seen {
+        sampling: 1,
+        ..seen(8, passed, progress)
+    };
+    let mut total = estimate.advance(&queued(0, Progress::Unseen), &costs);
+    for _ in 0..7 {
+        total += estimate.advance(&queued(1000, Progress::None), &costs);
+    }
+    learn(&mut costs, 10);
+    total += estimate.advance(&seen(8, 10, Progress::Some), &costs);
+    assert_eq!(total, 7000);
+    total += estimate.advance(&seen(8, 10, Progress::Idle), &costs);
+    assert_eq!(total, 7000);
+    assert_eq!(estimate.advance(&seen(9, 10, Progress::Some), &costs), 10);
+}
+
+#[test]
+fn earlier_work_in_front_of_sampled_work_counts_beside_it() {
+    for has_learned in [false, true] {
+        let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
+        if has_learned {
+            learn(&mut costs, 1000);
+        }
+        // Eight are queued before counting begins; for each that ends another one is submitted.
+        let mut total = estimate.advance(&seen(8, 0, Progress::Unseen), &costs);
+        for kernels in 9..=16 {
+            let sampling = usize::try_from(kernels - 8).unwrap();
+            let queued = seen(kernels, 1000, Progress::None);
+            total += estimate.advance(&Seen { sampling, ..queued }, &costs);
+        }
+        for sampling in (0..8).rev() {
+            learn(&mut costs, 1000);
+            let progress = if sampling == 0 {
+                Progress::Idle
+            } else {
+                Progress::Some
+            };
+            let ended = seen(16, 1000, progress);
+            total += estimate.advance(&Seen { sampling, ..ended }, &costs);
+        }
+        assert_eq!(total, 16_000, "{has_learned}");
+    }
+}
+
 #[test]
 fn time_of_earlier_work_stays_charged_beside_the_first_sample() {
     let (mut estimate, mut costs) = (Estimate::default(), Costs::default());
