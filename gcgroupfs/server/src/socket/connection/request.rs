@@ -20,11 +20,21 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&number) else {
             return false;
         };
-        let held = connection.held();
+        let (uid, held) = (connection.uid, connection.held());
         let client = Kind::Client(Reading::default());
         let reading = match std::mem::replace(&mut connection.kind, client) {
             Kind::Client(reading) => reading,
             _ => Reading::default(),
+        };
+        self.connections.note_text(uid, held, 0);
+        // Each program that starts waits for this, so nothing else is read of its process before.
+        if let Ok(request) = Request::from_bytes(packet)
+            && request.operation == Operation::Devices
+        {
+            return self.ask_for_devices(number, &request);
+        }
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return false;
         };
         let user = connection.user();
         let asker = Credentials {
@@ -34,7 +44,6 @@ impl Server {
             groups: sys::peer_groups(&*connection.socket).unwrap_or_default(),
             is_contained: user.1,
         };
-        self.connections.note_text(asker.uid, held, 0);
         let begun = Instant::now();
         let answered = match Request::from_bytes(packet) {
             Ok(request) if request.operation == Operation::Begin => {
@@ -42,9 +51,6 @@ impl Server {
             }
             Ok(request) if request.operation == Operation::Hold => {
                 return self.take_hold(number, &request, &asker);
-            }
-            Ok(request) if request.operation == Operation::Devices => {
-                return self.ask_for_devices(number, &request);
             }
             Ok(request) if request.operation == Operation::Ended && request.offset == 0 => {
                 let pid = request.name.parse().ok();
