@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::byte_seconds::ByteSeconds;
 use super::energy::Energy;
 use super::{
-    Blocks, Ending, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, ended, enforce, usage,
+    Blocks, Change, Ending, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, ended,
+    enforce, usage,
 };
 
 impl Tree {
@@ -17,12 +18,20 @@ impl Tree {
     /// may have changed since that copy was made.
     ///
     /// Before the call the caller sets `grace_msec`. The block must be handed out only afterwards.
-    pub fn join(
+    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
+        let (id, change) = self.admit(identity, blocks, saved);
+        self.finish(change);
+        id
+    }
+
+    /// Adds a process as [`join`](Self::join) does, and returns the change for the caller to finish: what the
+    /// listeners do need not be done before the process is answered.
+    pub fn admit(
         &self,
         mut identity: Identity,
         blocks: Arc<dyn Blocks>,
         saved: impl Into<Saved>,
-    ) -> ProcessId {
+    ) -> (ProcessId, Change) {
         let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
         let held = saved.group.filter(|_| saved.is_held);
         let mut notices = Vec::new();
@@ -104,8 +113,14 @@ impl Tree {
         drop(state);
         drop(old);
         notices.push(Notice::Joined { id, pid, start_time });
-        self.tell(&notices);
-        id
+        (id, Change::new(notices))
+    }
+
+    /// Sets the command line of a process, which is only displayed.
+    pub fn set_args(&self, id: ProcessId, args: Box<str>) {
+        if let Some(process) = self.state.lock().processes.get_mut(&id) {
+            process.identity.args = args;
+        }
     }
 
     /// Removes a process, which has ended. Its charges are dropped, its counts stay

@@ -221,5 +221,6 @@ fn group_of_a_returned_process_can_be_emptied_at_once() {
     });
     world.tree.listen(remover.clone());
     let _hook = world.register();
-    assert_eq!(*remover.removed.lock(), Some(Ok(())));
+    // The listeners are told once the hook has been answered.
+    world.until("the group is removed", || *remover.removed.lock() == Some(Ok(())));
 }
