@@ -37,7 +37,7 @@ pub(crate) fn create(made: *mut CUcontext, device: CUdevice, next: Next<'_>) -> 
         return Ok(());
     };
     let context = hook.program.contexts.known(hook.session, handle, local);
-    charge.settle(context.id()).inspect_err(|_| {
+    charge.settle(context.id(), || {
         let _ = streams::leave(Some(context), &|| driver::cuCtxDestroy_v2(handle), || true);
         answer(made, CUcontext::NULL);
     })
@@ -67,7 +67,7 @@ pub(crate) fn retain_primary(made: *mut CUcontext, device: CUdevice, next: Next<
     charge.make(next)?;
     match enter().filter(|_| !kinds.is_empty()) {
         None => Ok(()),
-        Some(context) => charge.settle(context.id()).inspect_err(|_| {
+        Some(context) => charge.settle(context.id(), || {
             let release = || driver::cuDevicePrimaryCtxRelease_v2(device);
             let _ = streams::leave(Some(context), &release, || !streams::is_active(device));
             answer(made, CUcontext::NULL);

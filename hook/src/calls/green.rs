@@ -35,7 +35,7 @@ pub(crate) fn create(made: *mut CUgreenCtx, device: CUdevice, next: Next<'_>) ->
     };
     // The primary context usually takes more, and may outlive the green one.
     let owner = if has_primary { &part } else { part.base() };
-    charge.settle(owner.id()).inspect_err(|_| {
+    charge.settle(owner.id(), || {
         let _ = destroy(green, &|| driver::cuGreenCtxDestroy(green));
         answer(made, CUgreenCtx(std::ptr::null_mut()));
     })

@@ -127,6 +127,7 @@ pub(crate) struct NewContext<'a> {
     /// `None`: no context is made.
     charge: Option<(Charge<'a>, Sums)>,
     unsettled: Option<Unsettled<'a>>,
+    begun: Instant,
     turn: Turn<'a>,
 }
 
@@ -148,6 +149,7 @@ impl<'a> Turn<'a> {
             expected: memory.estimate(index, kinds),
             charge: None,
             unsettled: None,
+            begun: Instant::now(),
             turn: self,
         };
         if !kinds.is_empty() {
@@ -174,9 +176,9 @@ impl NewContext<'_> {
     /// if limits had less room than the estimate.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if the context was measured and is larger than what limits leave. The
-    /// caller destroys it and calls [`Memory::context_uncharged`].
-    pub(crate) fn settle(mut self, context: u32) -> Result<(), CUerror> {
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the context was measured and is larger than what limits leave. Then
+    /// `undo` destroys it and calls [`Memory::context_uncharged`].
+    pub(crate) fn settle(mut self, context: u32, undo: impl FnOnce()) -> Result<(), CUerror> {
         let (memory, index) = (self.turn.memory, self.index);
         let Some((charge, sums)) = self.charge.take() else {
             return Ok(());
@@ -206,6 +208,10 @@ impl NewContext<'_> {
         memory
             .try_charge(index, 0)
             .map(|(charge, sums)| charge.keep(sums))
+            .inspect_err(|_| {
+                undo();
+                growth::rest(self.begun);
+            })
     }
 }
 

@@ -183,33 +183,46 @@ fn modules_of_threads_exceed_the_limit_one_at_a_time() {
     assert!((LIMIT..=LIMIT + LARGEST).contains(&most), "{most}");
 }
 
-/// A loop of refused loads has the memory a tenth of the time.
-#[test]
-fn refused_modules_are_seldom_there() {
-    let mount = mount();
-    let mut program = with_code(&mount, "512M", &[]);
+/// Makes a call again and again that exceeds the limit, and checks that its memory is seldom there.
+fn check_seldom_there(mount: &Mount, program: &mut Calls, call: &str, limit: u64) {
     let (truth, pid) = (mount.truth(), program.pid());
-    let code = format!(
-        ".version 7.8\n.target sm_75\n.visible .global .align 4 .b8 table[{}];\n",
-        3 * 1024 * MIB
-    );
-    fill(&mut program, "code", &code);
     let is_done = AtomicBool::new(false);
     let [over, looks] = thread::scope(|scope| {
         let looker = scope.spawn(|| {
             let mut counts = [0, 0];
             while !is_done.load(Relaxed) {
-                counts[0] += u32::from(truth.used(pid, 0) > LIMIT);
+                counts[0] += u32::from(truth.used(pid, 0) > limit);
                 counts[1] += 1;
             }
             counts
         });
-        let answers = [(); 5].map(|()| program.call(LOAD));
+        let answers = [(); 5].map(|()| program.call(call));
         is_done.store(true, Relaxed);
         assert_eq!(answers, [OUT_OF_MEMORY; 5]);
         looker.join().expect("the looks")
     });
     assert!(0 < over && over < looks / 3, "{over} of {looks}");
+}
+
+/// A loop of refused loads has the memory a tenth of the time.
+#[test]
+fn refused_modules_are_seldom_there() {
+    let mount = mount();
+    let mut program = with_code(&mount, "512M", &[]);
+    let code = format!(
+        ".version 7.8\n.target sm_75\n.visible .global .align 4 .b8 table[{}];\n",
+        3 * 1024 * MIB
+    );
+    fill(&mut program, "code", &code);
+    check_seldom_there(&mount, &mut program, LOAD, LIMIT);
+}
+
+#[test]
+fn refused_contexts_are_seldom_there() {
+    let mount = mount();
+    let mut program = calls(&mount, "100M", &[]);
+    program.ok("cuCtxCreate_v2 &first 0 0");
+    check_seldom_there(&mount, &mut program, CREATE, 100 * MIB);
 }
 
 #[test]

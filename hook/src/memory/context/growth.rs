@@ -25,6 +25,14 @@ use crate::sys;
 const REST: u32 = 10;
 const LONGEST_REST: Duration = Duration::from_millis(500);
 
+/// Delays the refusal of a call that began then and has exceeded a limit.
+pub(super) fn rest(begun: Instant) {
+    let rest = (begun.elapsed() * REST).min(LONGEST_REST);
+    thread::outside(|| {
+        sys::poll([], Some(rest));
+    });
+}
+
 /// An occasion at which the driver takes memory for a module or library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Occasion {
@@ -256,10 +264,7 @@ impl Memory {
             let context = target.map(|target| target.context);
             let is_undone = undo(growth);
             self.shrink_contexts(is_undone.then_some((context, growth)));
-            let rest = (begun.elapsed() * REST).min(LONGEST_REST);
-            thread::outside(|| {
-                sys::poll([], Some(rest));
-            });
+            rest(begun);
         })?;
         Ok(growth)
     }

@@ -29,7 +29,7 @@ fn limited() -> (&'static Memory, &'static Control) {
 /// Makes a primary context with that number.
 fn make(memory: &Memory, number: u32) -> Result<(), CUerror> {
     let turn = memory.make_context(LocalDevice::of(0).unwrap());
-    turn.charge(&[ContextKind::Primary])?.settle(number)
+    turn.charge(&[ContextKind::Primary])?.settle(number, || ())
 }
 
 /// Answers the last request; returns whether all contexts are measured then.
