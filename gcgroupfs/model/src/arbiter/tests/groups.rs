@@ -1,4 +1,4 @@
-//! Quotas of groups, which all of their processes share.
+//! Quotas of groups, which all of their processes share, and what their ended processes have used.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -301,4 +301,42 @@ fn debt_of_an_ended_process_stays_in_its_own_group() {
     play.waits(next, 1);
     play.after(5000 * MSEC);
     assert_eq!(play.gate(next), Gate::Throttled);
+}
+
+#[test]
+fn group_waits_for_what_an_ended_process_has_used() {
+    let mut play = Play::new(1);
+    let begin = |play: &mut Play, group: &str, pid: u32, submitted: u64| {
+        let id = play.join(pid, 8);
+        let procs = format!("{group}/gcgroup.procs");
+        play.world.store(&procs, ROOT, &pid.to_string()).unwrap();
+        play.world.usage(id).measures_time.store(1, Relaxed);
+        play.tick();
+        play.begins(id);
+        let device = &play.world.usage(id).devices[0];
+        device.submitted_nsec.store(submitted, Relaxed);
+        play.tick();
+        id
+    };
+    for group in ["one", "other"] {
+        play.world.group(group);
+    }
+    let ended = begin(&mut play, "one", 100, 1000 * MSEC);
+    let beside = begin(&mut play, "other", 101, 5 * MSEC);
+    play.after(MSEC);
+    assert_eq!(
+        [ended, beside].map(|id| play.gate(id)),
+        [Gate::Run; 2],
+        "a bundle"
+    );
+    // The other group has had work for 50 ms too, but only 4 ms of it was its own.
+    play.now += 50 * MSEC;
+    set_now(play.now);
+    play.world.tree.leave(ended, 0);
+    play.tick();
+    let next = begin(&mut play, "one", 102, 1000 * MSEC);
+    assert_eq!(
+        [next, beside].map(|id| play.gate(id)),
+        [Gate::Throttled, Gate::Arbitrate]
+    );
 }
