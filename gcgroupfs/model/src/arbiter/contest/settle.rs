@@ -18,7 +18,11 @@ impl Field<'_> {
             .collect();
         for (parent, children) in parents.iter().cloned() {
             self.forgive(children.clone(), slack);
-            let floor = self.standings[parent].floor;
+            // Also of one that has had all, and competes no more.
+            let competed = children.clone().map(|child| &self.standings[child]);
+            let competed = competed.filter(|one| one.competed).map(|one| one.virtual_time);
+            let floor = self.standings[parent].floor.max(competed.min().unwrap_or(0));
+            self.standings[parent].floor = floor;
             for child in children.clone().filter(|child| self.parts[*child] > 0) {
                 self.standings[child].compete(self.parts[child], floor);
             }

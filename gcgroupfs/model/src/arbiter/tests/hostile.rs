@@ -144,6 +144,23 @@ fn equal_groups_whose_processes_pause_leave_no_time_unused() {
     }
 }
 
+#[test]
+fn single_processes_of_equal_groups_hardly_wait() {
+    let bursts = [(20, 30), (100, 5), (3, 200), (1, 1), (2, 7)];
+    for (at, (on, off)) in bursts.into_iter().enumerate() {
+        for (other_on, other_off) in bursts[at..].iter().copied().chain([(2000, 1)]) {
+            let member = |group| within(&[group], 8, MSEC / 4);
+            let mut players = [
+                member(1).bursts(on * MSEC, off * MSEC),
+                member(2).bursts(other_on * MSEC, other_off * MSEC),
+            ];
+            let played = play(WEIGHTED, &mut players, 2 * SEC);
+            let nr = played.nr_throttled;
+            assert!(nr < 10, "{on} {off} {other_on} {other_off}: {nr}");
+        }
+    }
+}
+
 /// Returns a process of a tenant that starts, ends, moves, freezes and changes its priority at random.
 fn random(tenant: u64, random: &mut Random) -> Player {
     let somewhere = |random: &mut Random| {
