@@ -92,7 +92,8 @@ impl Standing {
         }
     }
 
-    fn rest(&mut self) {
+    /// Competes no more.
+    pub(super) fn rest(&mut self) {
         self.competed = std::mem::take(&mut self.competes);
     }
 
@@ -131,8 +132,8 @@ impl Groups {
     }
 
     /// Keeps the standings of all groups. A group whose processes end and start again still pays for what
-    /// they have used.
-    pub(super) fn keep(&mut self, now: Time, tree: &Tree, standings: &[Standing]) {
+    /// they have used, for `kept` nanoseconds without any.
+    pub(super) fn keep(&mut self, now: Time, kept: u64, tree: &Tree, standings: &[Standing]) {
         for group in self.0.values_mut() {
             group.empty_since = group.empty_since.or(Some(now));
         }
@@ -142,7 +143,7 @@ impl Groups {
                 self.0.insert(node.group, Group { own, empty_since });
             }
         }
-        let is_kept = |since: Time| now < since.saturating_add(LONGEST_DEBT);
+        let is_kept = |since: Time| now < since.saturating_add(kept);
         self.0.retain(|_, group| group.empty_since.is_none_or(is_kept));
     }
 }
@@ -178,6 +179,14 @@ impl<'a> Field<'a> {
     /// Returns the standings of all nodes.
     pub(super) fn standings(&self) -> &[Standing] {
         &self.standings
+    }
+
+    /// Returns the virtual times on the way from the root to a process, by which it is compared with others.
+    pub(super) fn times(&self, process: usize) -> Vec<u128> {
+        let way = self.tree.up(self.tree.leaf(process));
+        let mut times: Vec<u128> = way.map(|node| self.standings[node].virtual_time).collect();
+        times.reverse();
+        times
     }
 
     /// Charges a process and the groups that it is in with GPU time. Returns false if it has no part by which

@@ -16,6 +16,7 @@ use super::place::Place;
 use super::plan::{Plan, Quotas, Tick, Used};
 use super::policy::{Time, Weigh};
 use super::rank::{below, ranks};
+use super::settings::LONGEST_DEBT;
 use super::tree::Tree;
 use super::turns::{Contest, Decision, Turns, View};
 use super::waits;
@@ -333,7 +334,7 @@ impl<Id: Copy + Ord> Gpu<Id> {
         field.settle(settings.cycle / 2);
         self.pay(&mut field);
         let classes = field.classes(settings);
-        self.groups.keep(now, tree, field.standings());
+        self.groups.keep(now, LONGEST_DEBT, tree, field.standings());
         let views: Vec<View> = self.members().map(view).collect();
         let contest = Contest {
             classes: &classes,

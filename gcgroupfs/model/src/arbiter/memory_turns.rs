@@ -18,6 +18,7 @@ use gcgroup_abi::NO_LIMIT;
 
 use self::account::Account;
 use self::moved::{Moved, quantum};
+use super::contest::{Field, Groups, Standing};
 use super::parts::parts;
 use super::place::Place;
 use super::policy::Time;
@@ -46,6 +47,9 @@ const SETTLED: u64 = 250_000_000;
 /// process has had none.
 const FIRST_PART: u64 = 4;
 
+/// Time for which the turns of a group without processes are remembered, nanoseconds.
+const KEPT: u64 = 600_000_000_000;
+
 /// Largest ratio of the weights of two priorities between which turns are in proportion, and a bit more.
 const LARGEST_RATIO: u64 = 1 << 16;
 
@@ -69,6 +73,7 @@ struct Moving {
 #[derive(Debug)]
 pub(super) struct MemoryTurns<Id> {
     accounts: BTreeMap<Id, Account>,
+    groups: Groups,
     turn: Option<Turn<Id>>,
     /// The last decision.
     shares: BTreeMap<Id, Share>,
@@ -88,6 +93,7 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
     pub(super) fn new() -> Self {
         Self {
             accounts: BTreeMap::new(),
+            groups: Groups::default(),
             turn: None,
             shares: BTreeMap::new(),
             next: 0,
@@ -164,8 +170,6 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
         let (now, settings) = (look.now, look.settings);
         let is_here = |id: &Id| look.holders.iter().any(|one| one.id == *id);
         self.accounts.retain(|id, _| is_here(id));
-        let awake = self.accounts.values().filter(|one| one.is_active());
-        let floor = awake.map(|one| one.virtual_time).min().unwrap_or(0);
         let longest = self
             .move_nsec
             .clamp(account::IDLE.min(settings.turn_most), settings.turn_most);
@@ -181,7 +185,7 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
                 }
             }
             let is_busy = one.is_busy || account.is_awake() && (is_beginning || one.holding.is_moving);
-            account.observe(now, is_busy, longest, floor);
+            account.observe(now, is_busy, longest);
         }
     }
 
@@ -236,11 +240,15 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
     /// of a new turn.
     fn choose(&mut self, look: &Look<'_, Id>, active: &mut [Holder<Id>]) -> Option<Id> {
         let Look { now, settings, .. } = *look;
-        let places: Vec<Place> = active.iter().map(|one| one.place).collect();
+        let places: Vec<Place> = look.holders.iter().map(|one| one.place).collect();
         let tree = Tree::new(&places);
-        let parts = tree.of_processes(&parts(&tree, |_| true, look.weigh));
-        let most = parts.iter().max().copied().unwrap_or(0);
-        let part: BTreeMap<Id, u64> = active.iter().map(|one| one.id).zip(parts).collect();
+        let account = |at: usize| self.accounts.get(&look.holders[at].id);
+        let is_active = |at: usize| account(at).is_some_and(Account::is_active);
+        let parts = parts(&tree, is_active, look.weigh);
+        let part = tree.of_processes(&parts);
+        let most = part.iter().max().copied().unwrap_or(0);
+        let standing = |at: usize| account(at).map_or_else(Standing::default, |one| one.standing);
+        let mut field = Field::new(&tree, parts, self.groups.standings(&tree, standing));
         let owner = self.turn.as_ref().map(|turn| turn.owner);
         let owner = owner.and_then(|owner| active.iter().find(|one| one.id == owner).copied());
         if let (Some(turn), Some(owner)) = (&mut self.turn, owner) {
@@ -250,14 +258,23 @@ impl<Id: Copy + Ord> MemoryTurns<Id> {
                 (turn.began, turn.charged) = (now, now);
             }
             let passed = now.saturating_sub(std::mem::replace(&mut turn.charged, now));
-            if let Some(account) = self.accounts.get_mut(&owner.id) {
-                account.charge(passed, part[&owner.id], most);
+            if let Some(at) = look.holders.iter().position(|one| one.id == owner.id) {
+                field.charge(at, passed);
             }
         }
-        let time = |one: &Holder<Id>| self.accounts.get(&one.id).map_or(0, |one| one.virtual_time);
-        // A process whose part is next to nothing has turns in the gaps of the others.
-        let has_part = |one: &Holder<Id>| part[&one.id].saturating_mul(LARGEST_RATIO) >= most;
-        active.sort_by_key(|one| (!has_part(one), time(one), Reverse(one.holding.resident), one.id));
+        field.settle(settings.turn_most);
+        self.groups.keep(now, KEPT, &tree, field.standings());
+        let mut order = BTreeMap::new();
+        for (at, standing) in tree.of_processes(field.standings()).into_iter().enumerate() {
+            let id = look.holders[at].id;
+            // A process whose part is next to nothing has turns in the gaps of the others.
+            let has_part = part[at].saturating_mul(LARGEST_RATIO) >= most;
+            order.insert(id, (!has_part, field.times(at)));
+            if let Some(account) = self.accounts.get_mut(&id) {
+                account.standing = standing;
+            }
+        }
+        active.sort_by_key(|one| (order.get(&one.id), Reverse(one.holding.resident), one.id));
         let next = active.first()?.id;
         if let (Some(turn), Some(owner)) = (&mut self.turn, owner) {
             let is_above = |one: &Holder<Id>| one.place.is_above(&owner.place);

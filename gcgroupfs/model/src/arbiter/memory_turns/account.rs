@@ -1,5 +1,6 @@
 //! One process, as remembered for memory turns: the turns that it has had, and since when it is busy.
 
+use crate::arbiter::contest::Standing;
 use crate::arbiter::policy::Time;
 
 /// Time for which a process must have been busy before memory moves for it, nanoseconds.
@@ -11,9 +12,8 @@ const LEFT_OUT: u64 = 600_000_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// Length of its turns, nanoseconds, multiplied by the largest part of a process that was busy meanwhile
-    /// and divided by its own.
-    pub(super) virtual_time: u128,
+    /// Turns that the process has had, among its siblings.
+    pub(super) standing: Standing,
     /// Bytes on the device at the last look.
     pub(super) resident: u64,
     /// Whether it has had a turn.
@@ -26,12 +26,12 @@ pub(super) struct Account {
 
 impl Account {
     /// Records whether the process is busy. It stays so through pauses of up to `longest` nanoseconds. A
-    /// process that becomes busy is placed at `floor`, so that it brings no claim to earlier turns.
-    pub(super) fn observe(&mut self, now: Time, is_busy: bool, longest: u64, floor: u128) {
+    /// process that becomes busy brings no claim to earlier turns.
+    pub(super) fn observe(&mut self, now: Time, is_busy: bool, longest: u64) {
         if is_busy {
             if self.busy_since.is_none() {
                 self.busy_since = Some(now);
-                self.virtual_time = self.virtual_time.max(floor);
+                self.standing.rest();
             }
             self.last_busy = now;
         } else if now.saturating_sub(self.last_busy) >= longest {
@@ -48,12 +48,6 @@ impl Account {
     pub(super) fn is_active(&self) -> bool {
         let busy = self.busy_since.map(|since| self.last_busy.saturating_sub(since));
         busy.is_some_and(|busy| busy >= BUSY)
-    }
-
-    /// Charges `nsec` of a turn. `part`: its part of the turns; `most`: the largest one.
-    pub(super) fn charge(&mut self, nsec: u64, part: u64, most: u64) {
-        let scaled = u128::from(nsec) * u128::from(most) / u128::from(part.max(1));
-        self.virtual_time = self.virtual_time.saturating_add(scaled);
     }
 
     /// Notes that the process has left `bytes` out in its turn.

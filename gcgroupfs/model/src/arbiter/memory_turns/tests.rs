@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::arbiter::place::Step;
 use crate::arbiter::policy::Weigh;
 use crate::arbiter::{Options, STRICT, Settings, WEIGHTED};
 
@@ -20,6 +21,8 @@ const STEP: u64 = 5;
 
 #[derive(Debug, Clone, Copy)]
 struct Job {
+    /// Number of the group that it is in, of priority 8; 0: none.
+    group: u64,
     priority: u32,
     all: u64,
     resident: u64,
@@ -37,6 +40,7 @@ struct Job {
 impl Job {
     fn new(all: u64) -> Self {
         Self {
+            group: 0,
             priority: 8,
             all,
             resident: 0,
@@ -51,6 +55,19 @@ impl Job {
 
     fn priority(self, priority: u32) -> Self {
         Self { priority, ..self }
+    }
+
+    fn within(self, group: u64) -> Self {
+        Self { group, ..self }
+    }
+
+    fn place(&self) -> Place {
+        let group = Step {
+            group: self.group,
+            priority: 8,
+        };
+        let groups = [group];
+        Place::new(&groups[..usize::from(self.group > 0)], self.priority)
     }
 
     /// Moves memory as the hook does, of which `free` is free on the device. Returns whether it moved any.
@@ -126,7 +143,7 @@ impl Sim {
     fn look(&mut self) {
         let holder = |(id, job): (usize, &Job)| Holder {
             id,
-            place: Place::new(&[], job.priority),
+            place: job.place(),
             is_busy: job.is_busy,
             holding: Holding {
                 all: job.all,
@@ -358,4 +375,42 @@ fn quantum_makes_moves_a_part_of_the_turn() {
     // The longest turn prevails where the two bounds contradict each other.
     let settings = options("memory_turn_least_usec = 2000000\nmemory_turn_most_usec = 1000000");
     assert_eq!(quantum(9 * SEC, &settings), SEC);
+}
+
+/// Returns the part of all work that a job has done in five minutes beside so many of another group, percent.
+/// One of these ends when `ends` says so, and another one starts.
+fn part_beside(number: usize, ends: impl Fn(&Sim, usize) -> bool) -> u64 {
+    let other = Job::new(CARD * 3 / 4).within(2);
+    let mut jobs = vec![Job::new(CARD * 3 / 4).within(1)];
+    jobs.extend(vec![other; number]);
+    let mut sim = Sim::new(&jobs);
+    for _ in 0..300_000 / STEP {
+        sim.step();
+        for at in 1..sim.jobs.len() {
+            if sim.jobs[at].lives && ends(&sim, at) {
+                (sim.jobs[at].lives, sim.jobs[at].resident) = (false, 0);
+                sim.jobs.push(other);
+            }
+        }
+    }
+    let done: u64 = sim.jobs.iter().map(|job| job.done).sum();
+    100 * sim.jobs[0].done / done
+}
+
+#[test]
+fn group_has_its_part_whether_its_jobs_end_or_not() {
+    type Ends = fn(&Sim, usize) -> bool;
+    let ends: [(&str, Ends); 3] = [
+        ("never", |_, _| false),
+        ("after its turn", |sim, at| {
+            sim.began.contains(&at) && sim.jobs[at].share.turn != MemoryTurn::Owner
+        }),
+        ("in its turn", |sim, at| sim.jobs[at].done > 10 * SEC),
+    ];
+    for (when, ends) in ends {
+        for number in [1, 4] {
+            let part = part_beside(number, ends);
+            assert!((44..=56).contains(&part), "{number}, each ends {when}: {part} %");
+        }
+    }
 }
