@@ -224,6 +224,8 @@ mod refusals;
 #[cfg(test)]
 mod refused_calls;
 #[cfg(test)]
+mod refused_launches;
+#[cfg(test)]
 mod renumbering;
 #[cfg(test)]
 mod replaced;

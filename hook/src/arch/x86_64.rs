@@ -48,9 +48,10 @@ macro_rules! call_text {
     };
 }
 
-/// Passes a submission on, and calls `finish(result)` if the gate was not open. Eleven instructions
-/// with all arguments in registers; one more for each word on the stack, and one to drop them. A signal
-/// handler of the program may submit too: each increment is a single instruction, which no signal interrupts.
+/// Passes a submission on. If the gate was not open, calls `finish(result)` before the exit is counted; then,
+/// or if the driver has returned an error, `settle(call, result)`. Thirteen instructions with all arguments
+/// in registers; one more for each word on the stack, and one to drop them. A signal handler of the program
+/// may submit too: each increment is a single instruction, which no signal interrupts.
 ///
 /// Stores are not reordered with each other, so the exit is counted after what the driver has stored.
 macro_rules! submission_text {
@@ -67,6 +68,17 @@ macro_rules! submission_text {
             "pop rcx",
             ".cfi_adjust_cfa_offset -8",
             "inc qword ptr [rcx + {exited}]",
+            "test eax, eax",
+            "jne 4f",
+            "ret",
+            "4:",
+            "push rax",
+            ".cfi_adjust_cfa_offset 8",
+            "mov edi, {call}",
+            "mov esi, eax",
+            "call {settle}",
+            "pop rax",
+            ".cfi_adjust_cfa_offset -8",
             "ret",
             "3:",
             "mov eax, {call}",
@@ -86,7 +98,7 @@ macro_rules! submission_text {
             "pop rcx",
             ".cfi_adjust_cfa_offset -8",
             "inc qword ptr [rcx + {exited}]",
-            "ret",
+            "jmp 4b",
             ".cfi_endproc",
             $($operands)*
         )

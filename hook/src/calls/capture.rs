@@ -40,7 +40,6 @@ pub(crate) fn end(stream: CUstream, next: Next<'_>) -> CUresult {
     };
     if is_capturing(stream) != Some(true) {
         hook.program.contexts.captures.end(stream, sys::gettid());
-        hook.program.current().inspect(|bound| bound.discount());
         is_over(hook);
     }
     result

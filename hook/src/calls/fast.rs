@@ -76,6 +76,7 @@ macro_rules! submission {
                 real = sym $real,
                 closed = sym $crate::calls::fast::closed,
                 finish = sym $crate::calls::submit::finish,
+                settle = sym $crate::calls::submit::settle,
             )
         }
     };

@@ -2,7 +2,7 @@
 
 use gcgroup_abi::Entrance;
 
-use crate::compute::call::Arguments;
+use crate::compute::call::{self, Arguments};
 use crate::compute::gate;
 use crate::driver::interpose;
 use crate::driver::thread;
@@ -27,6 +27,16 @@ pub(crate) extern "C" fn finish(result: u32) {
     interpose::guarded(|| {
         if let Some(hook) = hook::get() {
             gate::finish(hook.compute, result != 0);
+        }
+    });
+}
+
+/// Takes back a submission that became part of a graph or that the driver has refused, after its exit was
+/// counted. `call` is the word of [`describe`](crate::compute::call::describe).
+pub(crate) extern "C" fn settle(call: u32, result: u32) {
+    interpose::guarded(|| {
+        if let Some(bound) = hook::get().and_then(|hook| hook.program.current()) {
+            bound.settle(call::what(call), result != 0);
         }
     });
 }

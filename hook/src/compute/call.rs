@@ -15,6 +15,15 @@ pub(crate) const fn describe(what: Submission, stream: u32, per_thread: bool, na
     what as u32 | stream << 4 | (per_thread as u32) << 8 | names << 9
 }
 
+/// Returns the kind of submission that a word of [`describe`] names.
+pub(crate) fn what(call: u32) -> Submission {
+    match call & 0xf {
+        0 => Submission::Kernel,
+        1 => Submission::Graph,
+        _ => Submission::Copy,
+    }
+}
+
 /// The call has no stream argument and goes to the default stream.
 pub(crate) const NO_STREAM: u32 = 0xf;
 /// The first argument is a `CUlaunchConfig`, which names the stream.

@@ -44,16 +44,11 @@ pub(crate) fn admit(
     arguments: Arguments,
     mut is_nested: bool,
 ) -> Option<*const Entrance> {
-    let what = match call & 0xf {
-        0 => Submission::Kernel,
-        1 => Submission::Graph,
-        _ => Submission::Copy,
-    };
+    let what = call::what(call);
     let shape = call::shape(what, call, arguments);
     let call = Call::Passed(call, arguments);
     if let Some(bound) = compute.program.current() {
         bound.uncount(what);
-        bound.discount();
         bound.fold(compute.usage());
         is_nested |= bound.is_inside();
     }
@@ -121,6 +116,7 @@ pub(crate) fn submit(
         sampler.end(bound, result.is_err());
     }
     bound.exit(shape.what);
+    bound.settle(shape.what, result.is_err());
     bound.fold(compute.usage());
     result
 }

@@ -38,7 +38,7 @@ pub(crate) struct SlotState {
     pub(crate) last_stream: LastStream,
     /// The sample of the submission that the thread is making. Used by the slot's thread only.
     pub(crate) sample: Mutex<Option<Sample>>,
-    /// Counted submissions that became part of a graph, by kind.
+    /// Submissions in progress that become part of a graph, by kind.
     pub(super) captured: [AtomicU64; Submission::COUNT],
 }
 
@@ -166,23 +166,27 @@ impl Bound<'_> {
         self.entrance.is_inside(self.thread)
     }
 
-    /// Counts a submission that becomes part of a graph; [`Self::discount`] subtracts it after its exit.
+    /// Notes that a submission becomes part of a graph, for [`Self::settle`].
     pub(crate) fn count_captured(&self, what: Submission) {
         if let Some(count) = self.state.captured.get(what as usize) {
             add(count, 1);
         }
     }
 
-    /// Subtracts submissions that became part of graphs. For the slot's own thread, or a thread that takes
-    /// the slot over.
-    pub(crate) fn discount(&self) {
-        let counts = self.entrance.entered.iter().zip(self.exits());
-        for ((entered, exited), captured) in counts.zip(&self.state.captured) {
-            let captured = captured.swap(0, Relaxed);
-            if captured != 0 {
-                add(entered, captured.wrapping_neg());
-                add(exited, captured.wrapping_neg());
-            }
+    /// Takes back a submission, after its exit, that became part of a graph or that the driver has refused.
+    /// For the slot's own thread.
+    pub(crate) fn settle(&self, what: Submission, is_refused: bool) {
+        let (Some(captured), Some(entered)) = (
+            self.state.captured.get(what as usize),
+            self.entrance.entered.get(what as usize),
+        ) else {
+            return;
+        };
+        let count = captured.swap(0, Relaxed).max(is_refused.into());
+        if count != 0 {
+            // Atomically: a signal handler may submit in between.
+            entered.fetch_sub(count, Relaxed);
+            self.thread.exited(what).fetch_sub(count, Relaxed);
         }
     }
 

@@ -240,7 +240,8 @@ fn events(view: &View<'_>) -> Result<String> {
 fn stat(view: &View<'_>) -> Result<String> {
     let sums = view.sums();
     view.ask_progress();
-    let (submitted, ended, pending) = (sums.kernels(), sums.nr_ended, sums.nr_pending());
+    let (submitted, pending) = (sums.kernels(), sums.nr_pending());
+    let ended = submitted - pending;
     Ok(format!(
         "nr_submitted_kernels: {submitted}\nnr_ended_kernels: {ended}\nnr_pending_kernels: {pending}\n"
     ))
