@@ -3,8 +3,8 @@
 //! come in, and listeners carry changes out.
 //!
 //! Layers, the lowest first; no files import each other in a circle, except a module and one inside it:
-//! 1. values and formats: `error`, `event`, `text`, `quota`, `user_counts`, `share`, `arbiter` but its
-//!    `state`,
+//! 1. values and formats: `error`, `event`, `text`, `quota`, `user_counts`, `user_queue`, `share`,
+//!    `arbiter` but its `state`,
 //!    `tree/{directory,device,sums,claims,idle_action,lease_action,byte_seconds}`;
 //! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
 //!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
@@ -41,3 +41,4 @@ pub mod share;
 pub mod text;
 pub mod tree;
 pub mod user_counts;
+pub mod user_queue;

@@ -30,7 +30,6 @@ mod stored;
 mod tests;
 mod timers;
 mod token;
-mod turns;
 mod unregistered;
 
 use std::collections::BTreeMap;
@@ -55,11 +54,11 @@ use self::registry::Registry;
 use self::rule_queries::{RuleAnswer, RuleQueries};
 use self::stored::show_condition;
 use self::token::Token;
-use self::turns::Turns;
 use crate::history::History;
 use crate::journal::{Journal, Key};
 use gcgroupfs_model::share::Shares;
 use gcgroupfs_model::tree::{Killer, Saved, Tree};
+use gcgroupfs_model::user_queue::UserQueue;
 use gcgroupfs_sys::{self as sys, process};
 
 pub use self::listener::Listener;
@@ -106,8 +105,8 @@ pub struct Server {
     kills: Arc<Kills>,
     rule_queries: RuleQueries,
     connections: Connections,
-    /// Connections with something to read.
-    turns: Turns,
+    /// Numbers of the connections that have something to read.
+    turns: UserQueue<u64>,
     last_number: u64,
     /// No connection is accepted before this time, because descriptors or memory had run out.
     full_until: Option<Instant>,
@@ -213,7 +212,7 @@ impl Server {
             kills,
             rule_queries,
             connections: Connections::new(room::for_unregistered()),
-            turns: Turns::default(),
+            turns: UserQueue::default(),
             last_number,
             full_until: None,
             complaints: Rate::new(MAX_COMPLAINTS),
