@@ -9,7 +9,7 @@
 //! 2. `tree/settings`: values, and the table. Its rows name handlers in layers above by the variants in
 //!    `tree/settings/row`: `Publish` in `tree/enforce`, `Check` and `AfterWrite` in `tree/edit`, and
 //!    `Computed` in `tree/view`;
-//! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,made,inherited,origin}`,
+//! 3. parts of processes and groups: `tree/{events,holders,refused,suspension,creation,inherited,origin}`,
 //!    `tree/{context_sizes,idle_state,untrusted}`, `tree/stall/{average,children,totals}`;
 //! 4. `tree/process`, `tree/group`, `tree/untrusted/sums`, and what is counted, stored and reported of them:
 //!    `tree/{usage,energy,saved,notice,exited,storage,unmanaged,user_change,device_stat}`;

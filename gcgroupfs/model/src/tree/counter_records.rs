@@ -135,8 +135,8 @@ pub fn add_to_ancestors(dead: &Saved, mut place: impl FnMut(Option<GroupId>, &mu
             for (uuid, sums) in &dead.counts {
                 above.counted.entry(uuid.clone()).or_default().before += *sums;
             }
-            if let Some(made) = &mut above.made {
-                made.byte_seconds = made.byte_seconds.saturating_add(dead.byte_seconds());
+            if let Some(creation) = &mut above.creation {
+                creation.byte_seconds = creation.byte_seconds.saturating_add(dead.byte_seconds());
             }
             // A group's number is higher than its parent's.
             at = above.group.filter(|outer| *outer < id);

@@ -6,7 +6,7 @@ use std::fmt::{self, Display};
 use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
-use super::made::is_default;
+use super::creation::is_default;
 use super::sums::Numbers;
 use super::{Identity, Sums};
 use crate::text::word;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use gcgroup_abi::Submission;
 use serde::{Deserialize, Serialize};
 
+use super::creation::{Creation, Job, is_default};
 use super::events::{Events, Standing, nr_places};
 use super::inherited::Inherited;
-use super::made::{Job, Made, is_default};
 use super::origin::Origins;
 use super::refused::Refusals;
 use super::stall::totals::Stalls;
@@ -109,19 +109,19 @@ pub struct NewGroup<'a> {
 }
 
 impl Group {
-    pub(super) fn new(id: GroupId, parent: Option<GroupId>, made: &Made, access: Access) -> Self {
+    pub(super) fn new(id: GroupId, parent: Option<GroupId>, creation: &Creation, access: Access) -> Self {
         Self {
             id,
-            name: made.name.clone(),
+            name: creation.name.clone(),
             parent,
             former: None,
-            maker: made.by,
-            is_transient: made.is_transient,
-            job: made.job.clone(),
+            maker: creation.by,
+            is_transient: creation.is_transient,
+            job: creation.job.clone(),
             // Records of earlier versions have the command only.
-            is_job: made.is_job || made.job.is_some(),
-            is_requested: made.is_requested,
-            byte_seconds: made.byte_seconds,
+            is_job: creation.is_job || creation.job.is_some(),
+            is_requested: creation.is_requested,
+            byte_seconds: creation.byte_seconds,
             access,
             settings: Settings::default(),
             has_lease_expired: false,

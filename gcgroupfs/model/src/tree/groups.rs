@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::creation::Creation;
 use super::group::{MAX_DEPTH, MAX_GROUPS, MAX_OTHERS, MAX_PER_UID, check_name};
 use super::inherited::Inherited;
-use super::made::Made;
 use super::settings::MEMORY_SWAP_MAX;
 use super::stall::totals::Stalls;
 use super::{
@@ -142,10 +142,12 @@ impl Tree {
             let Some(mut saved) = state.retained.restore(id, saved) else {
                 continue;
             };
-            let Some(made) = saved.made.take() else { continue };
+            let Some(creation) = saved.creation.take() else {
+                continue;
+            };
             let parent = saved.group;
-            let is_free = check_name(&made.name).is_ok()
-                && state.child(parent, &made.name).is_ok_and(|id| id.is_none());
+            let is_free = check_name(&creation.name).is_ok()
+                && state.child(parent, &creation.name).is_ok_and(|id| id.is_none());
             if !is_free || !(GroupId::FIRST..GroupId::END).contains(&id) {
                 continue;
             }
@@ -153,7 +155,7 @@ impl Tree {
                 owner: state.owner,
                 mode: DIRECTORY_MODE,
             });
-            let mut group = Group::new(id, parent, &made, access);
+            let mut group = Group::new(id, parent, &creation, access);
             saved.restore_group(&mut group, &state.devices);
             state.add_group(group, &mut Vec::new());
         }
@@ -197,15 +199,15 @@ impl State {
         access.owner = transient
             .as_ref()
             .map_or(access.owner, |transient| transient.owner);
-        let made = Made {
+        let creation = Creation {
             name: name.to_owned(),
             by: caller.uid,
             is_transient: transient.is_some(),
             job: transient.as_ref().and_then(|transient| transient.job.clone()),
             is_requested: transient.as_ref().is_some_and(|transient| transient.is_requested),
-            ..Made::default()
+            ..Creation::default()
         };
-        let mut group = Group::new(id, above, &made, access);
+        let mut group = Group::new(id, above, &creation, access);
         group.settings = transient.map(|transient| transient.settings).unwrap_or_default();
         group.origins = origins.unwrap_or_default();
         self.add_group(group, notices);

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use super::made::Retained;
+use super::creation::Retained;
 use super::{Caller, Group, GroupId, Notice, Saved, Settings, State, Tree};
 
 /// Time for which a record is kept, ms.
@@ -38,7 +38,10 @@ impl Record {
 impl RetainedGroups {
     /// Takes over the record of an earlier daemon; returns it if it is that of a group that exists.
     pub(super) fn restore(&mut self, id: GroupId, saved: Saved) -> Option<Saved> {
-        let Some(Retained { path, until }) = saved.made.as_ref().and_then(|made| made.retained.clone())
+        let Some(Retained { path, until }) = saved
+            .creation
+            .as_ref()
+            .and_then(|creation| creation.retained.clone())
         else {
             return Some(saved);
         };
@@ -118,7 +121,7 @@ impl Tree {
         }
         let job = match group.and_then(|id| state.groups.get(&id)) {
             Some(group) => group.job.as_ref(),
-            None => state.retained.0.get(path)?.saved.made.as_ref()?.job.as_ref(),
+            None => state.retained.0.get(path)?.saved.creation.as_ref()?.job.as_ref(),
         };
         Some(job?.wish.clone())
     }
@@ -151,9 +154,9 @@ impl State {
         if let Some(mut saved) = saved {
             let now = self.since_boot();
             let until = now.saturating_add(KEPT_MSEC);
-            if let Some(made) = &mut saved.made {
+            if let Some(creation) = &mut saved.creation {
                 let path = path.clone();
-                made.retained = Some(Retained { path, until });
+                creation.retained = Some(Retained { path, until });
             }
             self.retained.add(path, Record { id, until, saved }, now, notices);
         }
@@ -184,15 +187,15 @@ impl State {
         parent: Option<GroupId>,
         notices: &mut Vec<Notice>,
     ) -> Option<GroupId> {
-        let maker = self.retained.0.get(path)?.saved.made.as_ref()?.by;
+        let maker = self.retained.0.get(path)?.saved.creation.as_ref()?.by;
         let id = self.new_group_id(maker).ok()?;
         let Record {
             id: old, mut saved, ..
         } = self.retained.0.remove(path)?;
         saved.settings.holds.retain(|hold| self.holders.has(hold.holder));
-        let (mut made, access) = (saved.made.take()?, saved.access?);
-        made.retained = None;
-        let mut group = Group::new(id, parent, &made, access);
+        let (mut creation, access) = (saved.creation.take()?, saved.access?);
+        creation.retained = None;
+        let mut group = Group::new(id, parent, &creation, access);
         group.former = Some(old);
         group.origins = saved.origins.clone();
         saved.restore_group(&mut group, &self.devices);

@@ -6,10 +6,10 @@ use gcgroup_abi::Pressure;
 use serde::{Deserialize, Serialize};
 
 use super::context_sizes::Sizes;
+use super::creation::{Creation, is_default};
 use super::exited::Program;
 use super::group::Counted;
 use super::held_time::HeldTime;
-use super::made::{Made, is_default};
 use super::process::Process;
 use super::suspension::Exchange;
 use super::{Access, Device, Devices, Ending, Exited, Group, GroupId, Origins, Settings, Sums, usage};
@@ -29,8 +29,8 @@ pub struct Saved {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GroupId>,
     /// Set for groups only; without it, the group does not exist.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub made: Option<Made>,
+    #[serde(rename = "made", skip_serializing_if = "Option::is_none")]
+    pub creation: Option<Creation>,
     /// True if a process has been moved between groups.
     #[serde(skip_serializing_if = "is_default")]
     pub has_moved: bool,
@@ -217,7 +217,7 @@ impl Saved {
         Self {
             settings: group.settings.clone(),
             group: group.parent,
-            made: Some(Made {
+            creation: Some(Creation {
                 name: group.name.clone(),
                 by: group.maker,
                 is_transient: group.is_transient,

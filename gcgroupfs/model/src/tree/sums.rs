@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use self::counters::counters;
 use super::Host;
-use super::made::is_default;
+use super::creation::is_default;
 
 pub use self::counters::Counter;
 pub(super) use self::counters::Numbers;

@@ -1,6 +1,6 @@
 //! Transient groups: made on demand, and removed with the last process and the last child group.
 
-use super::made::Job;
+use super::creation::Job;
 use super::{Entity, Group, GroupId, NewGroup, Notice, Origins, Owner, Settings, State, Tree};
 use crate::error::{Error, Result};
 

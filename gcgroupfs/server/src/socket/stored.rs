@@ -35,7 +35,7 @@ pub fn sift(records: &mut BTreeMap<Key, Saved>, history: &History) {
         add_to_ancestors(&dead, |group, add| match group {
             Some(GroupId(number)) => {
                 if let Some(above) = records.get_mut(&Key::group(number)) {
-                    names.extend(above.made.as_ref().map(|made| made.name.clone()));
+                    names.extend(above.creation.as_ref().map(|creation| creation.name.clone()));
                     add(above);
                 }
             }

@@ -229,7 +229,7 @@ fn job_whose_command_has_ended_is_one_after_a_restart() {
     let made = old["made"].as_object_mut().unwrap();
     assert!(made.remove("is_job").is_some() && made.remove("byte_seconds").is_some());
     let mut huge = ended[&id].clone();
-    huge.made.as_mut().unwrap().byte_seconds = u128::from(u64::MAX) + 1;
+    huge.creation.as_mut().unwrap().byte_seconds = u128::from(u64::MAX) + 1;
     let huge = serde_json::from_str(&serde_json::to_string(&huge).unwrap()).unwrap();
 
     let rows = [

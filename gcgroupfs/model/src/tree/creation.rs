@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Creation of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Made {
+pub struct Creation {
     pub name: String,
     /// The uid of the creator.
     pub by: u32,
