@@ -3,7 +3,9 @@
 
 use std::fs;
 
-use support::{Config, Mount, Truth, wait_until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use support::{Config, Mount, Truth, stop, wait_until};
 
 use crate::calls::{Calls, OUT_OF_MEMORY};
 use crate::driver::Dir;
@@ -205,6 +207,41 @@ fn memory_of_ended_owner_is_charged_to_process_that_has_it() {
             dir.number("memory.current") == CONTEXT
         });
         other.ok(&format!("cuMemAlloc_v2 &one {}", 32 * MIB));
+    }
+}
+
+#[test]
+fn opened_memory_of_ended_owner_is_charged_after_a_restart() {
+    for way in WAYS {
+        let mut shared = Shared::new();
+        let name = way.name;
+        (way.make)(&mut shared.owner);
+        (way.take)(&mut shared.owner, &mut shared.other);
+        let Shared {
+            mut mount,
+            owner,
+            other,
+            ..
+        } = shared;
+        drop(owner);
+        let pid = other.pid();
+        let is_charged = |mount: &Mount| {
+            let dir = Dir::of(mount, pid);
+            wait_until(&format!("{name}: charged to the importer"), || {
+                dir.number("memory.current") == CONTEXT + BLOCK
+            });
+        };
+        is_charged(&mount);
+        // Looks at the device while the process has not registered again.
+        stop(Pid::from_raw(pid));
+        mount.kill9();
+        mount.restart();
+        wait_until("the device was looked at", || {
+            !mount.read("", "unmanaged").is_empty()
+        });
+        kill(Pid::from_raw(pid), Signal::SIGCONT).expect("the process lives");
+        wait_until("the process has registered again", || mount.governs(pid));
+        is_charged(&mount);
     }
 }
 

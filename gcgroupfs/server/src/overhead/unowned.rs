@@ -15,12 +15,17 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::{Governed, Held, Source};
 use gcgroupfs_model::tree::{Blocks, EndedOwner, Intake, ProcessId, Tree};
 
 /// Number of times that a device is asked for its bytes while processes take memory meanwhile.
 const TRIES: usize = 3;
+
+/// Time after the first look in which a process that is not governed may be one that has not registered again
+/// after a restart of the daemon, and may have opened memory.
+const COMING_BACK: Duration = Duration::from_secs(10);
 
 /// Part of a charge by which it may be too high for good.
 const TOLERANCE: u64 = 8;
@@ -69,6 +74,8 @@ impl Bounds {
 
 #[derive(Debug, Default)]
 pub(super) struct Unowned {
+    /// When the first look began.
+    began: Option<Instant>,
     /// The least bytes of a device beyond those of processes while no memory is shared.
     idle: HashMap<usize, u64>,
     /// Bytes that no process owned at the last look, if it had a result.
@@ -107,6 +114,13 @@ fn intakes(tree: &Tree, device: usize) -> Readings {
     tree.ledgers().into_iter().map(intake).collect()
 }
 
+/// Returns whether a device lists processes that are not governed.
+fn has_others(tree: &Tree, held: Option<&Held>) -> bool {
+    let governed: HashSet<u32> = tree.ledgers().into_iter().map(|(_, pid, _)| pid).collect();
+    let mut listed = held.into_iter().flat_map(HashMap::keys);
+    listed.any(|pid| !governed.contains(pid))
+}
+
 impl Unowned {
     /// Notes what a process may hold. Returns whether it shares or may hold anything.
     fn note(&mut self, id: ProcessId, blocks: &dyn Blocks, device: usize) -> bool {
@@ -133,6 +147,7 @@ impl Unowned {
     /// Asks a device what processes hold. Where memory is shared, finds what none of them owns; elsewhere
     /// what is in use without it.
     pub(super) fn look(&mut self, tree: &Tree, source: &impl Source, device: usize) -> Option<Held> {
+        let is_new = self.began.get_or_insert_with(Instant::now).elapsed() < COMING_BACK;
         self.bounds.remove(&device);
         self.restless.retain(|(_, on)| *on != device);
         let mut held = None;
@@ -157,7 +172,8 @@ impl Unowned {
             // A process that came and went may have taken anything.
             let taken = if has_missed { u64::MAX } else { taken };
             let bounds = Bounds::new([before, after], owned, taken);
-            let least = if is_shared { 0 } else { bounds.least };
+            let may_share = is_shared || is_new && has_others(tree, held.as_ref());
+            let least = if may_share { 0 } else { bounds.least };
             let idle = self.idle.entry(device).or_default();
             *idle = (*idle).min(bounds.most).max(least);
             let idle = *idle;
