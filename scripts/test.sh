@@ -63,7 +63,7 @@ steps='
 106 | 900 | scripts/miri.sh --has | scripts/miri.sh
 112 | 900 | scripts/test-aarch64.sh --has | scripts/test-aarch64.sh
 52 | 900 | command -v apt-get && [ "$(id -u)" = 0 ] | scripts/test-packages.sh
-120 | 900 | command -v c++ && cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml | scripts/fuzz.sh 20
+120 | 900 | command -v c++ && cargo fetch --quiet --manifest-path gcgroupfs/fuzz/Cargo.toml | scripts/fuzz.sh 20 && git diff --exit-code -- gcgroupfs/fuzz/Cargo.lock
 208 | 900 | | scripts/soak.sh 3
 300 | 1800 | command -v apt-get && [ "$(id -u)" = 0 ] && scripts/cluster/build-kubernetes.sh --fetch | scripts/cluster/build-kubernetes.sh && scripts/test-cluster.sh kubernetes
 '
