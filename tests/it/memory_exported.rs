@@ -220,7 +220,7 @@ fn opened_memory_of_ended_owner_is_charged_after_a_restart() {
         let Shared {
             mut mount,
             owner,
-            other,
+            mut other,
             ..
         } = shared;
         drop(owner);
@@ -241,6 +241,15 @@ fn opened_memory_of_ended_owner_is_charged_after_a_restart() {
         });
         kill(Pid::from_raw(pid), Signal::SIGCONT).expect("the process lives");
         wait_until("the process has registered again", || mount.governs(pid));
+        let dir = Dir::of(&mount, pid);
+        for _ in 0..2 {
+            other.ok("cuCtxCreate_v2 &more 0 0");
+            // Until the device was looked at again: before, the charge is that of the last daemon.
+            wait_until(&format!("{name}: the context is measured"), || {
+                dir.key("memory.stat", "context_estimated") == 0
+            });
+            other.ok("cuCtxDestroy_v2 $more");
+        }
         is_charged(&mount);
     }
 }
