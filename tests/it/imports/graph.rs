@@ -69,8 +69,7 @@ impl Tree {
             if let Some(inline) = child.inline {
                 self.add(inner, owner.clone(), inline, (file, &below));
             } else if child.files.is_empty() {
-                let (flat, nested) = (below.with_extension("rs"), below.join("mod.rs"));
-                self.load(inner, if flat.exists() { &flat } else { &nested }, &below);
+                self.load(inner, &below.with_extension("rs"), &below);
             } else {
                 for given in child.files {
                     let given = file.with_file_name(given);
@@ -194,7 +193,7 @@ mod tests {
             ),
             ("a.rs", "mod f; use crate::b::g::X;"),
             ("a/f.rs", "use super::super::b; fn f() { crate::d::e::Y::new() }"),
-            ("b/mod.rs", "mod g; #[cfg(test)] mod absent;"),
+            ("b.rs", "mod g; #[cfg(test)] mod absent;"),
             ("b/g.rs", "pub struct X; use self::X as Z;"),
             ("c_unix.rs", "use super::a;"),
             ("d/e.rs", "pub struct Y;"),

@@ -1,8 +1,8 @@
 //! Assembly of each processor, and how it passes arguments. Each file has the same items; an assembly text is
 //! a macro that takes its operands from the function that uses it.
 
-#[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
-#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "arch/aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "arch/x86_64.rs")]
 mod processor;
 
 pub(crate) use processor::{

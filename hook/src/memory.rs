@@ -6,7 +6,7 @@
 //! `page_counter` counts, `grant` asks the daemon for larger grants, `ledger` records live allocations;
 //! `reserve` is memory of pools and graphs. The handlers are in `calls`.
 //!
-#![doc = include_str!("accounting.md")]
+#![doc = include_str!("memory/accounting.md")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 

@@ -3,8 +3,8 @@
 use core::arch::global_asm;
 use core::ffi::{c_char, c_int, c_void};
 
-#[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
-#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "arch/aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "arch/x86_64.rs")]
 mod processor;
 
 use processor::{SYS_WRITEV, system_call};

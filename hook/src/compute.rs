@@ -6,7 +6,7 @@
 //! knows how many kernels a graph has; `drain`, `progress`, `watch` and `measure` wait for work in the helper
 //! thread.
 //!
-#![doc = include_str!("freezing.md")]
+#![doc = include_str!("compute/freezing.md")]
 
 pub mod call;
 pub mod drain;

@@ -15,7 +15,7 @@
 //! * `state`: one tick over the whole tree.
 //!
 //! The daemon's `ticks` decides when to tick.
-#![doc = include_str!("scheduling.md")]
+#![doc = include_str!("arbiter/scheduling.md")]
 
 mod contest;
 mod debt;

@@ -13,7 +13,7 @@
 //!   `device`, the needed memory is prepared first (`move_memory`), from the swap pool (`pool`) or new. Then
 //!   all submissions are held and the blocks are moved in one `run`, or one by one (`relocate`). `turn`: the
 //!   bound that the daemon sets where processes take turns. `notice`: what the program is told before.
-#![doc = include_str!("swap.md")]
+#![doc = include_str!("swap/swap.md")]
 
 mod account;
 pub mod allocation;
