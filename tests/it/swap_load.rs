@@ -69,13 +69,15 @@ fn moved_and_freed_memory_leaves_nothing() {
     });
     program.say("");
     program.expect("{\"command\":\"swap\"");
-    // A block that is freed while it moves is released when its move ends.
-    wait_until("nothing is charged", || dir.number("memory.current") == 0);
-    assert_eq!(dir.number("memory.swap.current"), 0);
-    assert_eq!(dir.key("memory.stat", "linear"), 0);
-    assert_eq!(dir.key("memory.stat", "pinned_unswappable"), 0);
-    assert_eq!(mount.truth().used(program.pid(), 0), 0);
-    assert_eq!(mount.truth().used_by_all(0), 0);
+    // The memory of a block that is freed while it moves, or while a move of it is prepared, is released when
+    // that ends.
+    wait_until("nothing is charged, and nothing is left on the device", || {
+        let files = ["memory.current", "memory.swap.current"].map(|file| dir.number(file));
+        let kinds = ["linear", "pinned_unswappable"].map(|key| dir.key("memory.stat", key));
+        let truth = mount.truth();
+        let held = [truth.used(program.pid(), 0), truth.used_by_all(0)];
+        [files, kinds, held] == [[0; 2]; 3]
+    });
     wait_until("the swap pool is empty", || {
         dir.key("memory.stat", "swap_pool") == 0
     });
