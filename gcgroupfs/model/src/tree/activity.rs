@@ -45,7 +45,7 @@ impl Tree {
             identity: process.identity.clone(),
             group: state.path(process.group),
             is_suspended: process.suspension.is_suspended(),
-            is_away: process.idle.has_left(),
+            is_away: process.has_left(&state.devices),
             whole: on(None),
             devices: (0..state.devices.len()).map(|device| on(Some(device))).collect(),
         })

@@ -164,7 +164,7 @@ impl Process {
             has_expired: false,
             drain_error: self.drain_error(device, devices.len()),
             is_suspended: self.suspension.is_suspended(),
-            is_away: self.idle_rule().map(|_| self.idle.has_left()),
+            is_away: self.idle_rule().map(|_| self.has_left(devices)),
             nr_suspended: 0,
             suspend_step: self.suspension.step(),
             suspend_failed: self.suspension.failure().map(|(step, _)| step),

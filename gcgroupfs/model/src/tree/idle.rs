@@ -46,6 +46,11 @@ impl Process {
         (progress, works)
     }
 
+    /// Returns whether the process has left the GPU: its library has moved out what it can.
+    pub(super) fn has_left(&self, devices: &Devices) -> bool {
+        self.idle.has_left() && slots(devices.len()).all(|slot| enforce::pending_reclaim(self, slot) == 0)
+    }
+
     fn has_movable(&self, devices: &Devices) -> bool {
         let of = |slot| {
             let total = super::claims::device_total(slot, devices);
@@ -175,7 +180,9 @@ impl View<'_> {
     /// rule.
     pub fn is_away(&self) -> Option<bool> {
         match self.scope() {
-            Scope::Process(process, _) => process.idle_rule().map(|_| process.idle.has_left()),
+            Scope::Process(process, _) => process
+                .idle_rule()
+                .map(|_| process.has_left(&self.state().devices)),
             Scope::Root | Scope::Group(..) => None,
         }
     }
