@@ -17,6 +17,16 @@ struct Page {
     nr_blocks: u32,
     /// Bytes of its blocks.
     taken: u64,
+    /// Whether it is charged, and so moves with its device.
+    is_charged: bool,
+}
+
+/// Pages that a block has opened, and that are still to be charged.
+#[derive(Debug, Default)]
+pub(crate) struct Opened {
+    pub(crate) bytes: u64,
+    /// Their keys: a block of at most half a page lies in two.
+    keys: [Option<u64>; 2],
 }
 
 /// Shared pages by [`keys`].
@@ -58,31 +68,44 @@ impl Memory {
         block.is_small() && self.keeps_pages() && !self.pages.0.lock().values().any(has_room)
     }
 
-    /// Enters a block that the driver has made at `address` in the pages that it shares. Returns the bytes of
-    /// those that had none, which the caller charges.
+    /// Enters a block that the driver has made at `address` in the pages that it shares. Returns those that
+    /// had none, which the caller charges on the block's device, and then calls
+    /// [`charged_pages`](Self::charged_pages).
     #[inline]
-    pub(crate) fn enter_pages(&self, address: u64, block: &Entry) -> u64 {
+    pub(crate) fn enter_pages(&self, address: u64, block: &Entry) -> Opened {
+        let mut opened = Opened::default();
         if !block.is_small() {
-            return 0;
+            return opened;
         }
-        let mut bytes = 0;
-        for key in keys(address, block) {
+        for (key, place) in keys(address, block).zip(&mut opened.keys) {
             let mut table = self.pages.0.lock();
             let page = table.entry(key).or_insert_with(|| {
-                let mut entry = block.page();
+                let entry = block.page();
                 self.page_counter.show(&entry);
-                self.follow(&mut entry);
-                bytes += entry.size;
+                opened.bytes += entry.size;
+                *place = Some(key);
                 Page {
                     entry,
                     nr_blocks: 0,
                     taken: 0,
+                    is_charged: false,
                 }
             });
             page.nr_blocks += 1;
             page.taken += block.size;
         }
-        bytes
+        opened
+    }
+
+    /// Moves pages that have been charged to the current slot of their device.
+    #[inline]
+    pub(crate) fn charged_pages(&self, opened: &Opened) {
+        for key in opened.keys.iter().flatten() {
+            if let Some(page) = self.pages.0.lock().get_mut(key) {
+                page.is_charged = true;
+                self.follow(&mut page.entry);
+            }
+        }
     }
 
     /// Removes a block from the pages that it shares. Returns the bytes of those that are empty now, which
@@ -121,7 +144,8 @@ impl Memory {
 
     pub(super) fn renumber_pages(&self) {
         let mut table = self.pages.0.lock();
-        table.values_mut().for_each(|page| self.follow(&mut page.entry));
+        let charged = table.values_mut().filter(|page| page.is_charged);
+        charged.for_each(|page| self.follow(&mut page.entry));
     }
 }
 
