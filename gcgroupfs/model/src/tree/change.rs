@@ -64,13 +64,6 @@ impl Tree {
         self.deliver(&durable, true);
     }
 
-    /// Has the records written to the journal before the change is announced, and returns the rest of the
-    /// change; waits for the disk.
-    pub fn store_first(&self, mut change: Change) -> Change {
-        self.deliver(&std::mem::take(&mut change.durable), true);
-        change
-    }
-
     /// Announces and stores a change; waits for the disk.
     pub fn finish(&self, change: Change) {
         self.store(self.announce(change));

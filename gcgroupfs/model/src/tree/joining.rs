@@ -5,8 +5,7 @@ use std::sync::Arc;
 use super::byte_seconds::ByteSeconds;
 use super::energy::Energy;
 use super::{
-    Blocks, Change, Ending, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, ended,
-    enforce, usage,
+    Blocks, Ending, GroupId, Identity, Notice, Process, ProcessId, Saved, State, Tree, ended, enforce, usage,
 };
 
 impl Tree {
@@ -18,20 +17,12 @@ impl Tree {
     /// may have changed since that copy was made.
     ///
     /// Before the call the caller sets `grace_msec`. The block must be handed out only afterwards.
-    pub fn join(&self, identity: Identity, blocks: Arc<dyn Blocks>, saved: impl Into<Saved>) -> ProcessId {
-        let (id, change) = self.admit(identity, blocks, saved);
-        self.finish(change);
-        id
-    }
-
-    /// Adds a process as [`join`](Self::join) does, and returns the change for the caller to finish: what the
-    /// listeners do need not be done before the process is answered.
-    pub fn admit(
+    pub fn join(
         &self,
         mut identity: Identity,
         blocks: Arc<dyn Blocks>,
         saved: impl Into<Saved>,
-    ) -> (ProcessId, Change) {
+    ) -> ProcessId {
         let (saved, pid, start_time) = (saved.into(), identity.pid, identity.start_time);
         let held = saved.group.filter(|_| saved.is_held);
         let mut notices = Vec::new();
@@ -113,14 +104,8 @@ impl Tree {
         drop(state);
         drop(old);
         notices.push(Notice::Joined { id, pid, start_time });
-        (id, Change::new(notices))
-    }
-
-    /// Sets the command line of a process, which is only displayed.
-    pub fn set_args(&self, id: ProcessId, args: Box<str>) {
-        if let Some(process) = self.state.lock().processes.get_mut(&id) {
-            process.identity.args = args;
-        }
+        self.tell(&notices);
+        id
     }
 
     /// Removes a process, which has ended. Its charges are dropped, its counts stay

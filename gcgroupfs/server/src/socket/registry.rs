@@ -36,7 +36,7 @@ use crate::journal::Key;
 use crate::log_limit::LogLimit;
 use gcgroupfs_model::rules::Verdict;
 use gcgroupfs_model::text::{MAX_COMMAND_LINE, command_line};
-use gcgroupfs_model::tree::{Change, GroupId, Identity, ProcessId, Saved, Tree};
+use gcgroupfs_model::tree::{Identity, ProcessId, Saved, Tree};
 use gcgroupfs_sys::process::Peer;
 use gcgroupfs_sys::procfs;
 
@@ -67,16 +67,6 @@ pub(super) struct Registered {
     pub control: OwnedFd,
     /// Connection of an earlier registration, to be closed.
     pub superseded: Option<u64>,
-    rest: Rest,
-}
-
-/// Parts of a registration that are left until the process has been answered: no limit depends on them.
-#[derive(Debug)]
-struct Rest {
-    key: Key,
-    group: Option<GroupId>,
-    is_new: bool,
-    change: Change,
 }
 
 /// Parts that a registry works with.
@@ -153,7 +143,7 @@ impl Registry {
     }
 
     /// Registers a process and creates its directory, in place of any earlier one. The verdict is used only
-    /// at the first registration. The caller answers the process and then calls [`complete`](Self::complete).
+    /// at the first registration.
     ///
     /// # Errors
     /// `EDQUOT` if its user has too many processes, `EAGAIN` if it comes before [`delay`](Self::delay) is
@@ -234,14 +224,35 @@ impl Registry {
             uid,
             gid,
             comm: stat.comm,
-            args: Box::default(),
+            args: command_line(
+                &procfs::read_start(pid, "cmdline", MAX_COMMAND_LINE as u64).unwrap_or_default(),
+            ),
         };
+        let path = self.tree.path(saved.group);
+        let place = match path.as_str() {
+            "" => String::new(),
+            path => format!(" {path:?}"),
+        };
+        if self.may_debug_of(uid) {
+            debug!(
+                PID = identity.pid,
+                UID = identity.uid,
+                GROUP = %format_args!("/{path}"),
+                "{} ({}) of user {} joined{place}",
+                identity.pid, identity.comm, identity.uid
+            );
+        }
         let group = saved.group;
         let blocks = Arc::new(Mapped { control, usage });
-        let (id, change) = self.tree.admit(identity, blocks.clone(), saved);
-        let change = self.tree.store_first(change);
+        let id = self.tree.join(identity, blocks.clone(), saved);
         self.bells.hang(id, blocks, socket);
         self.awaited.registered(key);
+        if is_new
+            && let Some(text) = self.tree.count_joined_above(id)
+            && self.may_log_of(uid)
+        {
+            warn!(PID = pid, UID = uid, "{pid} of user {uid} {text}");
+        }
         let registration = Registration {
             id,
             connection: Some(number),
@@ -255,56 +266,15 @@ impl Registry {
         if let Some(old) = old.as_ref().filter(|old| old.id != id) {
             self.bells.remove(old.id);
         }
+        if is_new {
+            self.kill_late(process, key, group);
+        }
         Ok(Registered {
             number: process,
             id,
             control: file,
             superseded: old.and_then(|old| old.connection),
-            rest: Rest {
-                key,
-                group,
-                is_new,
-                change,
-            },
         })
-    }
-
-    /// Completes a registration once the process has been answered: wakes other threads, kills a process that
-    /// comes too late, counts and logs.
-    pub(super) fn complete(&mut self, registered: Registered) {
-        let (id, number) = (registered.id, registered.number);
-        let Rest {
-            key,
-            group,
-            is_new,
-            change,
-        } = registered.rest;
-        self.tree.finish(change);
-        if is_new {
-            self.kill_late(number, key, group);
-        }
-        let line = procfs::read_start(key.pid, "cmdline", MAX_COMMAND_LINE as u64);
-        self.tree.set_args(id, command_line(&line.unwrap_or_default()));
-        let above = is_new.then(|| self.tree.count_joined_above(id)).flatten();
-        let Some(Identity { pid, uid, comm, .. }) = self.tree.identity(id) else {
-            return;
-        };
-        if let Some(text) = above.filter(|_| self.may_log_of(uid)) {
-            warn!(PID = pid, UID = uid, "{pid} of user {uid} {text}");
-        }
-        if self.may_debug_of(uid) {
-            let path = self.tree.path(group);
-            let place = match path.as_str() {
-                "" => String::new(),
-                path => format!(" {path:?}"),
-            };
-            debug!(
-                PID = pid,
-                UID = uid,
-                GROUP = %format_args!("/{path}"),
-                "{pid} ({comm}) of user {uid} joined{place}"
-            );
-        }
     }
 
     /// Returns the record of a process that registers again, as of its last registration.

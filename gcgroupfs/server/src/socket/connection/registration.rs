@@ -159,6 +159,9 @@ impl Server {
         if lacks_helper {
             self.complain_of(number, "has no helper thread: its freezes are not confirmed");
         }
+        if let Some(superseded) = registered.superseded {
+            self.close(superseded);
+        }
         let sent = send_reply(&socket, 0, false, Some(&registered.control));
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.kind = Kind::Hook {
@@ -172,10 +175,6 @@ impl Server {
             // The process has ended already; its end is noticed in the usual way.
             debug!("a process left while it registered: {error}");
         }
-        if let Some(superseded) = registered.superseded {
-            self.close(superseded);
-        }
-        self.registry.complete(registered);
         Ok(())
     }
 

@@ -221,6 +221,5 @@ fn group_of_a_returned_process_can_be_emptied_at_once() {
     });
     world.tree.listen(remover.clone());
     let _hook = world.register();
-    // The listeners are told once the hook has been answered.
-    world.until("the group is removed", || *remover.removed.lock() == Some(Ok(())));
+    assert_eq!(*remover.removed.lock(), Some(Ok(())));
 }
