@@ -50,10 +50,10 @@ macro_rules! call_text {
     };
 }
 
-/// Passes a submission on. If the gate was not open, calls `finish(result)` before the exit is counted; then,
-/// or if the driver has returned an error, `settle(call, result)`. A signal handler of the
-/// program may submit too: after a signal an exclusive store fails, and the increment is repeated. x16 and
-/// x17 may be changed by any call (AAPCS64, "IP0" and "IP1").
+/// Passes a submission on. If the gate was not open, or if the driver has returned an error, calls
+/// `finish(call, result)` before the exit is counted. A signal handler of the program may submit too: after a
+/// signal an exclusive store fails, and the increment is repeated. x16 and x17 may be changed by any call
+/// (AAPCS64, "IP0" and "IP1").
 ///
 /// The store that counts the exit is a release, so that a reader of the count sees what the driver has
 /// stored. Entry and gate are ordered by the thread that drains (`gcgroup_abi::Entrance`).
@@ -76,6 +76,8 @@ macro_rules! submission_text {
             "ldr w17, [x17]",
             "cbnz w17, 3f",
             $crate::arch::call_text!(),
+            "cbnz w0, 6f",
+            "2:",
             "ldp x30, x17, [sp], 16",
             ".cfi_restore x30",
             ".cfi_def_cfa_offset 0",
@@ -85,19 +87,6 @@ macro_rules! submission_text {
             "add x16, x16, 1",
             "stlxr w9, x16, [x17]",
             "cbnz w9, 5b",
-            "cbnz w0, 6f",
-            "ret",
-            "6:",
-            "stp x0, x30, [sp, -16]!",
-            ".cfi_def_cfa_offset 16",
-            ".cfi_offset x30, -8",
-            "mov w1, w0",
-            "movz w0, {call} & 0xffff",
-            "movk w0, {call} >> 16, lsl 16",
-            "bl {settle}",
-            "ldp x0, x30, [sp], 16",
-            ".cfi_restore x30",
-            ".cfi_def_cfa_offset 0",
             "ret",
             "3:",
             "str x30, [sp, -16]!",
@@ -110,21 +99,16 @@ macro_rules! submission_text {
             ".cfi_restore x30",
             ".cfi_def_cfa_offset 0",
             $crate::arch::call_text!(),
+            "6:",
             "str x0, [sp, -16]!",
             ".cfi_adjust_cfa_offset 16",
+            "mov w1, w0",
+            "movz w0, {call} & 0xffff",
+            "movk w0, {call} >> 16, lsl 16",
             "bl {finish}",
             "ldr x0, [sp], 16",
             ".cfi_adjust_cfa_offset -16",
-            "ldp x30, x17, [sp], 16",
-            ".cfi_restore x30",
-            ".cfi_def_cfa_offset 0",
-            "add x17, x17, {exited}",
-            "7:",
-            "ldxr x16, [x17]",
-            "add x16, x16, 1",
-            "stlxr w9, x16, [x17]",
-            "cbnz w9, 7b",
-            "b 6b",
+            "b 2b",
             ".cfi_endproc",
             $($operands)*
         )

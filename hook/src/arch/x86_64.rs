@@ -48,10 +48,10 @@ macro_rules! call_text {
     };
 }
 
-/// Passes a submission on. If the gate was not open, calls `finish(result)` before the exit is counted; then,
-/// or if the driver has returned an error, `settle(call, result)`. Thirteen instructions with all arguments
-/// in registers; one more for each word on the stack, and one to drop them. A signal handler of the program
-/// may submit too: each increment is a single instruction, which no signal interrupts.
+/// Passes a submission on. If the gate was not open, or if the driver has returned an error, calls
+/// `finish(call, result)` before the exit is counted. Thirteen instructions with all arguments in registers;
+/// one more for each word on the stack, and one to drop them. A signal handler of the program may submit too:
+/// each increment is a single instruction, which no signal interrupts.
 ///
 /// Stores are not reordered with each other, so the exit is counted after what the driver has stored.
 macro_rules! submission_text {
@@ -65,31 +65,24 @@ macro_rules! submission_text {
             "cmp dword ptr [r11], 0",
             "jne 3f",
             $crate::arch::call_text!(),
+            "test eax, eax",
+            "jne 4f",
             "pop rcx",
             ".cfi_adjust_cfa_offset -8",
             "inc qword ptr [rcx + {exited}]",
-            "test eax, eax",
-            "jne 4f",
-            "ret",
-            "4:",
-            "push rax",
-            ".cfi_adjust_cfa_offset 8",
-            "mov edi, {call}",
-            "mov esi, eax",
-            "call {settle}",
-            "pop rax",
-            ".cfi_adjust_cfa_offset -8",
             "ret",
             "3:",
             "mov eax, {call}",
             "call {closed}",
             $crate::arch::call_text!(),
+            "4:",
             // Twice, because the stack pointer must be a multiple of 16 at a call.
             "push rax",
             ".cfi_adjust_cfa_offset 8",
             "push rax",
             ".cfi_adjust_cfa_offset 8",
-            "mov edi, eax",
+            "mov edi, {call}",
+            "mov esi, eax",
             "call {finish}",
             "pop rax",
             ".cfi_adjust_cfa_offset -8",
@@ -98,7 +91,7 @@ macro_rules! submission_text {
             "pop rcx",
             ".cfi_adjust_cfa_offset -8",
             "inc qword ptr [rcx + {exited}]",
-            "jmp 4b",
+            "ret",
             ".cfi_endproc",
             $($operands)*
         )

@@ -76,7 +76,6 @@ macro_rules! submission {
                 real = sym $real,
                 closed = sym $crate::calls::fast::closed,
                 finish = sym $crate::calls::submit::finish,
-                settle = sym $crate::calls::submit::settle,
             )
         }
     };

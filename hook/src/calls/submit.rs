@@ -22,21 +22,12 @@ pub(crate) extern "C" fn admit(call: u32, arguments: Arguments) -> *const Entran
     admitted.flatten().unwrap_or_else(unaccounted)
 }
 
-/// Ends a submission that [`admit`] has let pass: the driver has returned `result`.
-pub(crate) extern "C" fn finish(result: u32) {
+/// Ends a submission that [`admit`] has let pass, or that the driver has refused, before its exit is counted:
+/// the driver has returned `result`. `call` is the word of [`describe`](call::describe).
+pub(crate) extern "C" fn finish(call: u32, result: u32) {
     interpose::guarded(|| {
         if let Some(hook) = hook::get() {
-            gate::finish(hook.compute, result != 0);
-        }
-    });
-}
-
-/// Takes back a submission that became part of a graph or that the driver has refused, after its exit was
-/// counted. `call` is the word of [`describe`](crate::compute::call::describe).
-pub(crate) extern "C" fn settle(call: u32, result: u32) {
-    interpose::guarded(|| {
-        if let Some(bound) = hook::get().and_then(|hook| hook.program.current()) {
-            bound.settle(call::what(call), result != 0);
+            gate::finish(hook.compute, call::what(call), result != 0);
         }
     });
 }

@@ -69,14 +69,16 @@ pub(crate) fn admit(
     Some(bound.entrance)
 }
 
-/// Ends a submission that [`admit`] has let pass, after the driver call and before its exit is counted.
-pub(crate) fn finish(compute: &Compute, is_refused: bool) {
+/// Ends a submission that [`admit`] has let pass, or that the driver has refused, after the driver call and
+/// before its exit is counted.
+pub(crate) fn finish(compute: &Compute, what: Submission, is_refused: bool) {
     let Some(bound) = compute.program.current() else {
         return;
     };
     if let Some(sampler) = compute.samplers.get(bound.index()) {
         sampler.end(bound, is_refused);
     }
+    bound.settle(what, is_refused);
 }
 
 /// Waits at the gate and calls `body` with the entry counted, for a submission that has a handler. Calls

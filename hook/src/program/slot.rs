@@ -173,8 +173,8 @@ impl Bound<'_> {
         }
     }
 
-    /// Takes back a submission, after its exit, that became part of a graph or that the driver has refused.
-    /// For the slot's own thread.
+    /// Takes back a submission that became part of a graph or that the driver has refused. For the slot's own
+    /// thread.
     pub(crate) fn settle(&self, what: Submission, is_refused: bool) {
         let (Some(captured), Some(entered)) = (
             self.state.captured.get(what as usize),
