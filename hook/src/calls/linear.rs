@@ -125,15 +125,15 @@ fn alloc_measured(
         return Ok(());
     };
     block.size = measured();
-    let opened = memory.enter_pages(address, &block);
-    let bytes = block.charged() + opened.bytes;
+    let new = memory.enter_pages(address, &block);
+    let bytes = block.charged() + new.bytes;
     let (sums, refused) = match charge.fit(sums, bytes) {
         Ok(sums) => (sums, Ok(())),
         // Charged until it is freed: another thread's block may lie in a page that it has opened.
         Err(refused) => (charge.exceed(bytes), Err(refused)),
     };
     charge.keep(sums);
-    memory.charged_pages(&opened);
+    memory.charged_pages(&new);
     memory.remember(&memory.blocks, address, block);
     if refused.is_err() {
         let free: Next<'_> = &|| driver::cuMemFree_v2(CUdeviceptr(address));

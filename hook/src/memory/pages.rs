@@ -23,7 +23,7 @@ struct Page {
 
 /// Pages that a block has opened, and that are still to be charged.
 #[derive(Debug, Default)]
-pub(crate) struct Opened {
+pub(crate) struct NewPages {
     pub(crate) bytes: u64,
     /// Their keys: a block of at most half a page lies in two.
     keys: [Option<u64>; 2],
@@ -72,8 +72,8 @@ impl Memory {
     /// had none, which the caller charges on the block's device, and then calls
     /// [`charged_pages`](Self::charged_pages).
     #[inline]
-    pub(crate) fn enter_pages(&self, address: u64, block: &Entry) -> Opened {
-        let mut opened = Opened::default();
+    pub(crate) fn enter_pages(&self, address: u64, block: &Entry) -> NewPages {
+        let mut opened = NewPages::default();
         if !block.is_small() {
             return opened;
         }
@@ -99,7 +99,7 @@ impl Memory {
 
     /// Moves pages that have been charged to the current slot of their device.
     #[inline]
-    pub(crate) fn charged_pages(&self, opened: &Opened) {
+    pub(crate) fn charged_pages(&self, opened: &NewPages) {
         for key in opened.keys.iter().flatten() {
             if let Some(page) = self.pages.0.lock().get_mut(key) {
                 page.is_charged = true;
